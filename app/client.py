@@ -1,0 +1,71 @@
+"""What the gateway needs of an engine replica, whatever carries it.
+
+The channel client (TCP or Unix socket), the in-process client and the test fakes implement ``EngineClient``, so
+that the engine behind can be another one. Everything is called from one event loop and never blocks it.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.messages import CacheEvents, EngineRequest, LoadView, ModelCard, TokenDelta
+
+DeltaSink = Callable[[TokenDelta], None]
+"""Gets the deltas of one request in order; after one with a finish reason nothing follows. Must not raise."""
+
+
+class EngineListener(Protocol):
+    """Told by a client what changed; the fleet implements it."""
+
+    def on_credits(self, client: "EngineClient") -> None:
+        """``client.num_credits`` grew."""
+        ...
+
+    def on_step(self, client: "EngineClient", events: CacheEvents | None) -> None:
+        """``client.load`` is new; ``events`` are the prefix cache's changes."""
+        ...
+
+    def on_draining(self, client: "EngineClient") -> None:
+        """The replica takes no more requests; running ones go on."""
+        ...
+
+    def on_closed(self, client: "EngineClient", reason: str) -> None:
+        """The connection is gone. Every open sink has been given a delta with ``FinishReason.ERROR`` before."""
+        ...
+
+
+class EngineClient(Protocol):
+    """One engine replica as one gateway sees it."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def load(self) -> LoadView:
+        """The newest view; zeros before the first step."""
+        ...
+
+    @property
+    def num_credits(self) -> int:
+        """Requests that may be submitted now."""
+        ...
+
+    @property
+    def is_accepting(self) -> bool:
+        """False while draining and after the connection closed."""
+        ...
+
+    def set_demand(self, num_waiting: int) -> None:
+        """Say how many requests wait for this engine; 0 also gives unused credits back."""
+        ...
+
+    def submit(self, request: EngineRequest, sink: DeltaSink) -> None:
+        """Start ``request``. Precondition: ``num_credits > 0``; uses one."""
+        ...
+
+    def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
+        """End a request (see ``engine.messages.Abort``); its sink still gets the last delta with the usage."""
+        ...
+
+    async def close(self) -> None:
+        """Abort what is open and close the connection."""
+        ...

@@ -1,0 +1,71 @@
+"""The engine's section of the configuration. Frozen; unknown keys are errors; units stand in names."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MIB = 1024 * 1024
+
+
+class PacedConfig(BaseModel):
+    """A runner that sleeps a profiled step time instead of computing (fleet tests and benchmarks)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step_base_s: float = Field(default=0.010, ge=0)
+    """Time of a step that holds nothing."""
+    per_decode_s: float = Field(default=0.0001, ge=0)
+    """Added for each sequence that decodes one token."""
+    per_prefill_token_s: float = Field(default=0.00002, ge=0)
+    """Added for each prompt token computed."""
+    block_bytes: int = Field(default=64, ge=1)
+    """Size of the deterministic KV of one block."""
+
+
+class EngineConfig(BaseModel):
+    """How one engine replica runs its model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    runner: Literal["torch", "paced"] = "torch"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of weights, activations and KV."""
+    attention: Literal["auto", "reference", "cpu"] = "auto"
+    """``auto`` is the fastest one for the device; ``reference`` is plain torch, for tests."""
+    num_threads: int = Field(default=1, ge=1)
+    """CPU threads of the step loop's process."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Context length in tokens; the model's own when absent. Never more than the model's own."""
+    block_size_tokens: int = Field(default=16, ge=1, le=256)
+    kv_cache_bytes: int = Field(default=512 * MIB, ge=1)
+    """Memory of the KV pool."""
+    max_num_seqs: int = Field(default=64, ge=1, le=4096)
+    """Sequences that run at once."""
+    max_num_batched_tokens: int = Field(default=512, ge=1)
+    """Token budget of one step: decodes first, prefill chunks get the rest."""
+    min_prefill_chunk_tokens: int = Field(default=16, ge=1)
+    """Prefill gets at least this many tokens a step when any waits, so that it always advances."""
+    prefix_caching: bool = True
+    ttft_budget_s: float = Field(default=2.0, gt=0)
+    """The engine's own queue holds only what it can start within this time; the rest waits in gateways."""
+    debug_poison_freed_blocks: bool = False
+    """Fill freed KV blocks with NaN: a read of stale KV then shows in the output."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """Longest wait for the step loop's process to load the model and warm up."""
+    paced: PacedConfig = PacedConfig()
+
+
+class EngineSpec(BaseModel):
+    """Everything the step loop's process is started with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    """Name that clients send."""
+    checkpoint: Path
+    """Folder made by ``engine.checkpoints``."""
+    weights_sha256: str | None = None
+    """Pinned hash of the weights; a checkpoint with another one is refused."""
+    config: EngineConfig = EngineConfig()

@@ -1,0 +1,100 @@
+"""The single meeting point of planning and execution: ``StepPlan`` in, ``StepResult`` out.
+
+Ints and bytes only, so that a plan can be broadcast to tensor-parallel ranks, logged or replayed. Planning
+(scheduler, block pool, prefix cache) imports no torch; execution (a ``ModelRunner``) knows no request.
+
+A *slot* is a small number that names a running sequence in the runner's per-sequence state (block table,
+sampling parameters, last sampled token) from its admission to its release.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.messages import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy-on-write: ``dst`` gets the KV of ``src`` before the step writes anything."""
+
+    src: int
+    dst: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence enters ``slot``; whatever the runner held there before is forgotten."""
+
+    slot: int
+    sampling: SamplingParams
+    block_ids: tuple[int, ...]
+    """The block table so far; prefix hits included."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """What one sequence computes in this step: positions ``[start, start + num_tokens)``."""
+
+    slot: int
+    start: int
+    """Position of the first token computed: this many tokens have their KV in the pool already."""
+    token_ids: tuple[int, ...]
+    """Tokens known to the planner. When ``is_last_pending``, the runner appends the slot's last sampled one."""
+    is_last_pending: bool
+    """PENDING(slot): the last input token was sampled by the runner, which reads it from its own state."""
+    new_block_ids: tuple[int, ...]
+    """Appended to the slot's block table before this step."""
+    is_sampling: bool
+    """Whether a token is sampled from the last position (false for all but the last prefill chunk)."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.is_last_pending
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, in the order in which the runner carries it out."""
+
+    step_id: int
+    released_slots: tuple[int, ...]
+    freed_block_ids: tuple[int, ...]
+    """Blocks whose content nobody may read any more; debug mode fills them with NaN. May be handed out again
+    in this very plan, so they are filled first."""
+    block_copies: tuple[BlockCopy, ...]
+    admissions: tuple[Admission, ...]
+    scheduled: tuple[ScheduledSequence, ...]
+    """Decodes first. No two entries share a slot."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(sequence.num_tokens for sequence in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token drawn at the end of a step."""
+
+    slot: int
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a runner did with the plan of the same ``step_id``."""
+
+    step_id: int
+    sampled: tuple[SampledToken, ...]
+    """One for each scheduled sequence with ``is_sampling``, in the plan's order."""
+
+
+class ModelRunner(Protocol):
+    """Executes plans on a device. Owner: the step loop; calls never overlap, plans come in order."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. On an exception the engine fails the sequences of the plan and frees their blocks."""
+        ...
+
+    def close(self) -> None:
+        """Give the device memory back; no call follows."""
+        ...
