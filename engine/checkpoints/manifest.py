@@ -1,0 +1,97 @@
+"""``headwater.json``, the list of a checkpoint's files with their sizes and hashes.
+
+It is written last, so that a folder with a manifest is a complete one. Knows nothing of what the files mean.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from engine.checkpoints.errors import CorruptCheckpoint, HashMismatch, MissingCheckpoint
+
+MANIFEST_NAME = "headwater.json"
+CONVERTER_VERSION = 1
+"""Raised when the conversion of the same source would give other files."""
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file as it was written."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a checkpoint holds and where it came from."""
+
+    source: str
+    source_sha256: str
+    source_stamp: str
+    """Changes when a local source is edited; empty for a source that is immutable by name."""
+    files: dict[str, FileEntry]
+    weights_sha256: str
+    converter_version: int
+
+
+def sha256_of_file(path: Path) -> str:
+    """Hex digest of the file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_listing(digests: Mapping[str, str]) -> str:
+    """Hex digest of several files: that of ``sha256sum``-style lines, sorted by name. One file keeps its own."""
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    lines = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def build_manifest(folder: Path, *, source: str, source_sha256: str, source_stamp: str) -> Manifest:
+    """Hash every file in ``folder``."""
+    paths = sorted(path for path in folder.iterdir() if path.name != MANIFEST_NAME)
+    files = {path.name: FileEntry(path.stat().st_size, sha256_of_file(path)) for path in paths}
+    weights = {name: f.sha256 for name, f in files.items() if name.endswith(".safetensors")}
+    return Manifest(
+        source=source,
+        source_sha256=source_sha256,
+        source_stamp=source_stamp,
+        files=files,
+        weights_sha256=sha256_of_listing(weights),
+        converter_version=CONVERTER_VERSION,
+    )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``headwater.json`` into ``folder``."""
+    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (folder / MANIFEST_NAME).write_bytes(encoded + b"\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read ``headwater.json``; raises `MissingCheckpoint` without one, `CorruptCheckpoint` for nonsense."""
+    path = folder / MANIFEST_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingCheckpoint(
+            f"no checkpoint at {folder}: it has no {MANIFEST_NAME}. Pull the model first "
+            "(headwater pull SOURCE), or correct the path."
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptCheckpoint(
+            f"{path} is not a checkpoint manifest ({error}). Delete {folder} and pull the model again."
+        ) from error
+
+
+def check_sha256(path: Path, expected: str | None, *, what: str) -> str:
+    """The file's sha256; raises `HashMismatch` if another one is expected."""
+    actual = sha256_of_file(path)
+    if expected is not None and expected.lower() != actual:
+        raise HashMismatch(
+            f"{what} has sha256 {actual}, but {expected} is pinned: it is not the file that was meant. "
+            "Nothing of it was used. Check where it comes from before you change the pin."
+        )
+    return actual

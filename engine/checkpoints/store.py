@@ -1,0 +1,152 @@
+"""The checkpoint folder: what it holds, how it is opened and how it is proved.
+
+``<home>/models/<name>/`` holds a Hugging Face style checkpoint (config.json, *.safetensors, tokenizer.json, ...) that
+transformers loads as it is, and the manifest. Opening is cheap and reads no weights; ``verify`` hashes everything.
+Knows neither where checkpoints come from nor how a model runs.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.checkpoints.errors import CorruptCheckpoint, HashMismatch
+from engine.checkpoints.manifest import Manifest, read_manifest, sha256_of_file
+from engine.checkpoints.safetensors_file import check_safetensors
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint folder that passed the cheap checks."""
+
+    path: Path
+    manifest: Manifest
+    config: dict[str, Any]
+    """config.json, with Hugging Face's Llama keys."""
+    chat_template: str | None
+    """Jinja source; absent for a base model."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end an answer."""
+    bos_token_id: int | None
+    special_tokens: dict[str, str]
+    """Text of ``bos_token``, ``eos_token``, ``unk_token``, ``pad_token``: what chat templates refer to."""
+
+    @property
+    def revision(self) -> str:
+        """Hash of the weights: of the one safetensors file, or of the list of several."""
+        return self.manifest.weights_sha256
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The ``tokenizers`` library's file."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def weights_paths(self) -> tuple[Path, ...]:
+        """The safetensors files, sorted by name."""
+        names = (name for name in self.manifest.files if name.endswith(".safetensors"))
+        return tuple(self.path / name for name in sorted(names))
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context the model was made for, in tokens."""
+        return int(self.config["max_position_embeddings"])
+
+
+def checkpoint_path(home: Path, name: str) -> Path:
+    """Where the checkpoint called ``name`` lives."""
+    return home / "models" / name
+
+
+def open_checkpoint(path: Path, *, weights_sha256: str | None = None) -> Checkpoint:
+    """Open a folder after the checks that cost milliseconds: manifest, sizes, safetensors headers, pinned hash.
+
+    Raises `MissingCheckpoint`, `CorruptCheckpoint`, or `HashMismatch` when ``weights_sha256`` is another one.
+    """
+    manifest = read_manifest(path)
+    _check_files(path, manifest)
+    if weights_sha256 is not None and weights_sha256.lower() != manifest.weights_sha256:
+        raise HashMismatch(
+            f"the weights in {path} have sha256 {manifest.weights_sha256}, but {weights_sha256} is pinned. "
+            "Pull the pinned model, or correct the pin."
+        )
+    config = _read_json(path / "config.json")
+    tokens = _read_optional_json(path / "tokenizer_config.json")
+    template = path / "chat_template.jinja"
+    return Checkpoint(
+        path=path,
+        manifest=manifest,
+        config=config,
+        chat_template=template.read_text("utf-8") if template.exists() else None,
+        eos_token_ids=_eos_token_ids(path, config),
+        bos_token_id=config.get("bos_token_id"),
+        special_tokens={
+            key: _token_text(tokens[key]) for key in _SPECIAL_TOKENS if tokens.get(key)
+        },
+    )
+
+
+def verify(checkpoint: Checkpoint) -> None:
+    """Hash every file (about a second per gigabyte); raises `HashMismatch` for the first that was changed."""
+    for name, entry in checkpoint.manifest.files.items():
+        path = checkpoint.path / name
+        actual = sha256_of_file(path)
+        if actual != entry.sha256:
+            raise HashMismatch(
+                f"{path} was changed after it was written: sha256 {actual}, expected {entry.sha256}. "
+                f"Delete {checkpoint.path} and pull the model again."
+            )
+
+
+def _check_files(path: Path, manifest: Manifest) -> None:
+    remedy = f"Delete {path} and pull the model again."
+    for name, entry in manifest.files.items():
+        if Path(name).name != name:
+            raise CorruptCheckpoint(f"the manifest of {path} names {name!r}, not a file. {remedy}")
+        file = path / name
+        if not file.is_file():
+            raise CorruptCheckpoint(f"{file} is missing. {remedy}")
+        size = file.stat().st_size
+        if size != entry.bytes:
+            raise CorruptCheckpoint(f"{file} has {size} bytes instead of {entry.bytes}. {remedy}")
+        if name.endswith(".safetensors"):
+            check_safetensors(file)
+    if not any(name.endswith(".safetensors") for name in manifest.files):
+        raise CorruptCheckpoint(f"{path} holds no safetensors file. {remedy}")
+    for required in ("config.json", "tokenizer.json"):
+        if required not in manifest.files:
+            raise CorruptCheckpoint(f"{path} holds no {required}. {remedy}")
+
+
+def _eos_token_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    generation = _read_optional_json(path / "generation_config.json")
+    value = generation.get("eos_token_id", config.get("eos_token_id"))
+    if value is None:
+        return ()
+    try:
+        return tuple(msgspec.convert(value if isinstance(value, list) else [value], list[int]))
+    except msgspec.ValidationError as error:
+        raise CorruptCheckpoint(
+            f"{path}: eos_token_id {value!r} is no token id ({error})."
+        ) from error
+
+
+def _token_text(token: object) -> str:
+    """Hugging Face writes a special token as its text or as a mapping with ``content``."""
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _read_optional_json(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.exists() else {}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptCheckpoint(
+            f"{path} is not a JSON object ({error}). Pull the model again."
+        ) from error
