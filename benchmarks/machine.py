@@ -98,7 +98,7 @@ def collect_git_sha(repository: Path = REPOSITORY) -> str:
     """
     try:
         described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],  # noqa: S607
             cwd=repository,
             capture_output=True,
             text=True,
