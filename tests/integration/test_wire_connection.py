@@ -1,0 +1,207 @@
+import asyncio
+import contextlib
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wire.connection import Connection, adopt, connect
+from wire.endpoint import Endpoint
+from wire.errors import ConnectionClosed, WireError
+from wire.frames import encode_frame
+from wire.limits import Limits
+from wire.listener import ConnectionHandler, Listener, listen
+from wire.pipe import SyncPipe
+
+pytestmark = pytest.mark.integration
+
+SECRET = b"the secret of the cluster"
+QUICK = Limits(heartbeat_period_s=0.02, heartbeat_timeout_s=0.2, handshake_timeout_s=0.3)
+
+
+@pytest.fixture
+def unix_dir() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hw-") as folder:  # short: socket paths are limited
+        yield Path(folder)
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    handler: ConnectionHandler, unix_path: Path | None = None, limits: Limits | None = None
+) -> AsyncIterator[Listener]:
+    listener = await listen(
+        "127.0.0.1", unix_path, secret=SECRET, on_connection=handler, limits=limits
+    )
+    try:
+        yield listener
+    finally:
+        await listener.close()
+
+
+async def echo(connection: Connection) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            connection.send(await connection.receive())
+
+
+async def greet_at_length(connection: Connection) -> None:
+    connection.send(bytes(3_000_000))
+    await connection.wait_closed()
+
+
+async def idle(connection: Connection) -> None:
+    await connection.wait_closed()
+
+
+async def reason_of_end(connection: Connection) -> str:
+    while True:
+        try:
+            await connection.receive()
+        except ConnectionClosed as closed:
+            return closed.reason
+
+
+async def test_frames_go_both_ways_over_tcp_and_over_the_unix_socket(unix_dir: Path) -> None:
+    async with listening(echo, unix_dir / "engine.sock") as listener:
+        for endpoint in (listener.endpoint, replace(listener.endpoint, unix_path=None)):
+            connection = await connect(endpoint, secret=SECRET)
+            payloads = [b"x" * size for size in (1, 100, 70_000, 2_000_000)]
+            for payload in payloads:
+                connection.send(payload)
+            assert [await connection.receive() for _ in payloads] == payloads
+            connection.close("done")
+            await connection.wait_closed()
+
+
+async def test_a_stale_unix_socket_falls_back_to_tcp(unix_dir: Path) -> None:
+    stale = unix_dir / "stale.sock"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(stale))
+    async with listening(echo) as listener:
+        connection = await connect(replace(listener.endpoint, unix_path=str(stale)), secret=SECRET)
+        connection.send(b"here")
+        assert await connection.receive() == b"here"
+        connection.close("done")
+
+
+async def test_a_large_first_frame_may_follow_the_handshake_at_once() -> None:
+    async with listening(greet_at_length) as listener:
+        connection = await connect(listener.endpoint, secret=SECRET)
+        assert len(await connection.receive()) == 3_000_000
+        connection.close("done")
+
+
+async def test_another_secret_is_refused_on_both_sides_before_any_handler_runs() -> None:
+    served: list[Connection] = []
+
+    async def handler(connection: Connection) -> None:
+        served.append(connection)
+
+    async with listening(handler) as listener:
+        with pytest.raises(WireError, match="secrets of the two sides differ"):
+            await connect(listener.endpoint, secret=b"some other secret")
+    assert served == []
+
+
+async def test_a_peer_that_does_not_shake_hands_in_time_is_dropped() -> None:
+    async with listening(echo, limits=QUICK) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.endpoint.port)
+        await asyncio.wait_for(reader.read(), 2)  # its hello, then the end
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_oversized_frame_before_the_handshake_ends_the_connection() -> None:
+    async with listening(echo) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.endpoint.port)
+        writer.write(encode_frame(bytes(1000)))
+        await asyncio.wait_for(reader.read(), 2)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_nobody_listening_is_an_error_that_names_the_endpoint() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(WireError, match=rf"cannot connect to 127\.0\.0\.1:{port}"):
+        await connect(Endpoint("127.0.0.1", port), secret=SECRET)
+
+
+async def test_heartbeats_keep_an_idle_connection_open() -> None:
+    async with listening(echo, limits=QUICK) as listener:
+        connection = await connect(listener.endpoint, secret=SECRET, limits=QUICK)
+        await asyncio.sleep(0.6)
+        connection.send(b"still here")
+        assert await connection.receive() == b"still here"
+        connection.close("done")
+
+
+async def test_a_silent_peer_is_dropped() -> None:
+    mute = replace(QUICK, heartbeat_period_s=None)
+    async with listening(idle, limits=mute) as listener:
+        connection = await connect(listener.endpoint, secret=SECRET, limits=QUICK)
+        assert "nothing came from the peer for 0.2 s" in await reason_of_end(connection)
+
+
+async def test_a_peer_that_does_not_read_is_cut_and_nobody_waits_for_it() -> None:
+    cut: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def flood(connection: Connection) -> None:
+        while connection.close_reason is None:
+            connection.send(bytes(100_000))
+            assert connection.queued_bytes <= limits.max_send_queue_bytes
+            await asyncio.sleep(0)
+        cut.set_result(connection.close_reason)
+
+    limits = Limits(max_send_queue_bytes=1_000_000)
+    async with listening(flood, limits=limits) as listener:
+        lazy = Limits(max_receive_queue_bytes=200_000)
+        connection = await connect(listener.endpoint, secret=SECRET, limits=lazy)
+        assert "does not keep up" in await asyncio.wait_for(cut, 5)
+        connection.close("done")
+
+
+async def test_a_slow_reader_gets_everything_once_it_reads() -> None:
+    async def burst(connection: Connection) -> None:
+        for index in range(40):
+            connection.send(bytes([index]) * 100_000)
+        await connection.wait_closed()
+
+    async with listening(burst) as listener:
+        lazy = Limits(max_receive_queue_bytes=200_000)
+        connection = await connect(listener.endpoint, secret=SECRET, limits=lazy)
+        await asyncio.sleep(0.1)
+        assert [(await connection.receive())[0] for _ in range(40)] == list(range(40))
+        connection.close("done")
+
+
+async def test_what_was_sent_before_close_arrives() -> None:
+    async def farewell(connection: Connection) -> None:
+        connection.send(b"x" * 1_000_000)
+
+    async with listening(farewell) as listener:
+        connection = await connect(listener.endpoint, secret=SECRET)
+        assert len(await connection.receive()) == 1_000_000
+        assert await reason_of_end(connection) == "the peer closed the connection"
+
+
+async def test_closing_the_listener_ends_its_connections() -> None:
+    async with listening(echo) as listener:
+        connection = await connect(listener.endpoint, secret=SECRET)
+    assert await reason_of_end(connection) == "the peer closed the connection"
+
+
+async def test_a_socket_pair_joins_an_event_loop_and_a_plain_loop() -> None:
+    ours, theirs = socket.socketpair()
+    connection, pipe = await adopt(ours), SyncPipe(theirs)
+    connection.send(b"down")
+    await asyncio.sleep(0.01)
+    assert pipe.poll(1) == [b"down"]
+    pipe.send(b"up")
+    assert await connection.receive() == b"up"
+    pipe.close()
+    assert await reason_of_end(connection) == "the peer closed the connection"
