@@ -42,6 +42,7 @@ class Connection(asyncio.Protocol):
         )
         self._outgoing: list[bytes] = []
         self._num_outgoing_bytes = 0
+        self._is_flush_scheduled = False
         self._incoming: deque[bytes] = deque()
         self._num_incoming_bytes = 0
         self._receiver: asyncio.Future[None] | None = None
@@ -73,7 +74,7 @@ class Connection(asyncio.Protocol):
         return self._loop.time() - self._last_received_s
 
     def send(self, payload: bytes) -> None:
-        """Queue one frame; frames queued in one turn of the event loop leave together.
+        """Queue one frame: the first one of a turn of the event loop leaves at once, others together.
 
         Never blocks. On a closed connection it does nothing: ``receive`` is what tells.
         Raises ``FrameTooLargeError``.
@@ -89,10 +90,15 @@ class Connection(asyncio.Protocol):
                 f"the limit is {self._limits.max_send_queue_bytes}"
             )
             return
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        self._outgoing.append(frame)
-        self._num_outgoing_bytes += len(frame)
+        if self._is_flush_scheduled:
+            self._outgoing.append(frame)
+            self._num_outgoing_bytes += len(frame)
+            return
+        assert self._transport is not None
+        self._transport.write(frame)
+        self._has_sent = True
+        self._is_flush_scheduled = True
+        self._loop.call_soon(self._flush)
 
     async def receive(self) -> bytes:
         """The next frame. Raises ``ConnectionClosed`` after the last one. One caller at a time."""
@@ -216,6 +222,7 @@ class Connection(asyncio.Protocol):
             self._receiver.set_result(None)
 
     def _flush(self) -> None:
+        self._is_flush_scheduled = False
         if not self._outgoing or self._close_reason is not None:
             return
         assert self._transport is not None
