@@ -24,16 +24,18 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.idle_since_s = 0.0
-        self.is_open = False
         self._transport: asyncio.Transport | None = None
         self._parser: ResponseParser | None = None  # set during an exchange
         self._sink: BodySink | None = None
         self._finished: asyncio.Future[None] | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.is_open = True
 
     def data_received(self, data: bytes) -> None:
         now_s = time.perf_counter()
@@ -52,7 +54,6 @@ class _Connection(asyncio.Protocol):
             self._finish(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = False
         if self._parser is None:
             return
         if exc is not None:
@@ -81,7 +82,6 @@ class _Connection(asyncio.Protocol):
         return parser
 
     def abort(self) -> None:
-        self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 

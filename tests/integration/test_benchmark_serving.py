@@ -25,6 +25,7 @@ class PacedServer:
     first_token_s: float = 0.05
     token_s: float = 0.02
     api_key: str | None = None
+    cut_request: int | None = None  # the number of the one whose connection is cut mid-stream
     requests: list[dict[str, Any]] = field(default_factory=list)
     num_connections: int = 0
 
@@ -60,6 +61,9 @@ class PacedServer:
         await asyncio.sleep(self.first_token_s - self.token_s)
         for _ in range(self.num_tokens):
             await asyncio.sleep(self.token_s)
+            if len(self.requests) == self.cut_request:
+                writer.transport.abort()
+                return
             write_event(writer, {"choices": [{"delta": {"content": "word "}}]})
         usage = {"prompt_tokens": 17, "completion_tokens": self.num_tokens}
         write_event(writer, {"choices": [], "usage": usage})
@@ -162,6 +166,18 @@ async def test_a_refused_key_is_one_line_exit_one_and_no_file(
     assert "HTTP 401: no such key" in printed
     assert printed.count("\n") == 1
     assert not out.exists()
+
+
+async def test_a_connection_cut_mid_stream_is_one_error_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "result.json"
+    server = PacedServer(cut_request=2)
+    arguments = ["--concurrency", "1", "--num-requests", "4", "--warmup-requests", "0"]
+    assert await run_against([server], out, *arguments) == 0
+    values = values_of(read_result(out))
+    assert (values["succeeded"], values["errors"], values["unfinished"]) == (3, 1, 0)
+    assert values["output_tokens"] == 3 * 5
 
 
 async def test_a_run_that_outlasts_its_timeout_counts_what_it_left(tmp_path: Path) -> None:
