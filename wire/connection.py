@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         return self._loop.time() - self._last_received_s
 
     def send(self, payload: bytes) -> None:
-        """Queue one frame: the first one of a turn of the event loop leaves at once, others together.
+        """Queue one frame: the first of an event loop turn leaves at once, the others together.
 
         Never blocks. On a closed connection it does nothing: ``receive`` is what tells.
         Raises ``FrameTooLargeError``.
