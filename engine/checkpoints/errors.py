@@ -5,7 +5,8 @@ CheckpointError
 ├── CorruptCheckpoint      a file is truncated, malformed or not the one that was written
 ├── HashMismatch           the content isn't the pinned one
 ├── SourceUnavailable      the source can't be reached, doesn't exist or isn't understood
-└── UnsupportedCheckpoint  a sound file of a kind the engine can't run
+├── UnsupportedCheckpoint  a sound file of a kind the engine can't run
+└── StoreUnavailable       the store's own folder can't be written
 """
 
 
@@ -31,3 +32,7 @@ class SourceUnavailable(CheckpointError):
 
 class UnsupportedCheckpoint(CheckpointError):
     """A sound file of a kind the engine can't run."""
+
+
+class StoreUnavailable(CheckpointError):
+    """The store's own folder can't be written."""

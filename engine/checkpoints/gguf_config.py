@@ -1,6 +1,7 @@
 """Turns the metadata of a llama-family GGUF file into Hugging Face's config.json.
 
-Refuses, rather than ignores, what the Llama model code would compute differently. Reads no tensors' data.
+Refuses, rather than ignores, what the Llama model code would compute differently. Reads no tensors'
+data.
 """
 
 from typing import Any
@@ -12,11 +13,12 @@ from engine.checkpoints.gguf_file import GgufFile, Value
 
 
 def llama_config(file: GgufFile) -> dict[str, Any]:
-    """The config.json of the model; raises `UnsupportedCheckpoint` for another family than Llama."""
+    """The config.json of the model; raises `UnsupportedCheckpoint` for another family."""
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
         raise UnsupportedCheckpoint(
-            f"{file.path} holds a model of architecture {architecture!r}; only 'llama' can be converted."
+            f"{file.path} holds a model of architecture {architecture!r}; only 'llama' can be "
+            "converted."
         )
     _refuse_variants(file)
     num_heads = _positive(file, "llama.attention.head_count")
@@ -25,8 +27,15 @@ def llama_config(file: GgufFile) -> dict[str, Any]:
     rotary_dim = _positive(file, "llama.rope.dimension_count", head_dim)
     if rotary_dim != head_dim or head_dim % 2:
         raise UnsupportedCheckpoint(
-            f"{file.path}: {rotary_dim} of {head_dim} dimensions per head are rotated; only all of them can be."
+            f"{file.path}: {rotary_dim} of {head_dim} dimensions per head are rotated; only all "
+            "of them can be."
         )
+    num_layers = _positive(file, "llama.block_count")
+    if num_layers > len(file.tensors):
+        raise _corrupt(file, "llama.block_count", num_layers)
+    num_kv_heads = _positive(file, "llama.attention.head_count_kv", num_heads)
+    if num_heads % num_kv_heads:
+        raise _corrupt(file, "llama.attention.head_count_kv", num_kv_heads)
     rope_theta = _number(file, "llama.rope.freq_base", 10000.0)
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -34,9 +43,9 @@ def llama_config(file: GgufFile) -> dict[str, Any]:
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
         "intermediate_size": _positive(file, "llama.feed_forward_length"),
-        "num_hidden_layers": _positive(file, "llama.block_count"),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _positive(file, "llama.attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": _positive(file, "llama.context_length"),
         "rms_norm_eps": _number(file, "llama.attention.layer_norm_rms_epsilon"),
@@ -96,7 +105,9 @@ def _positive(file: GgufFile, key: str, default: int | None = None) -> int:
 
 
 def _number(file: GgufFile, key: str, default: float | None = None) -> float:
-    """A finite positive number, written as shortly as float32 allows: 1e-05, not 9.999999747378752e-06."""
+    """A finite positive number, written as shortly as float32 allows: 1e-05, not
+    9.999999747378752e-06.
+    """
     value = file.metadata.get(key, default)
     if type(value) is not float or not 0 < value < float("inf"):
         raise _corrupt(file, key, value)

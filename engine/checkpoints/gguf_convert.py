@@ -1,4 +1,5 @@
-"""Converts a llama-family GGUF file into a checkpoint folder: dequantized bfloat16 safetensors, config, tokenizer.
+"""Converts a llama-family GGUF file into a checkpoint folder: dequantized bfloat16 safetensors,
+config, tokenizer.
 
 Works on one tensor at a time and needs no torch.
 """
@@ -26,13 +27,16 @@ class _Origin:
     gguf_name: str
     spec: TensorSpec
     num_rotary_heads: int = 0
-    """Heads whose rows GGUF stores interleaved for its own rotary embedding; 0 for other tensors."""
+    """Heads whose rows GGUF stores interleaved for its own rotary embedding; 0 for other
+    tensors.
+    """
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
     """Write the checkpoint's files into ``folder``.
 
-    Raises `CorruptCheckpoint` for a damaged file, `UnsupportedCheckpoint` for a model that isn't a plain Llama.
+    Raises `CorruptCheckpoint` for a damaged file, `UnsupportedCheckpoint` for a model that isn't a
+    plain Llama.
     """
     file = GgufFile.open(path)
     config = llama_config(file)
@@ -48,7 +52,8 @@ def convert_gguf(path: Path, folder: Path) -> None:
 def unpermute_rotary(values: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
     """Undo llama.cpp's reordering of q and k rows: from pairs (0, 1), (2, 3)... per head to halves.
 
-    The inverse of ``permute`` in llama.cpp's convert_hf_to_gguf.py. Shape [num_heads * head_dim, hidden_size].
+    The inverse of ``permute`` in llama.cpp's convert_hf_to_gguf.py. Shape [num_heads * head_dim,
+    hidden_size].
     """
     rows, columns = values.shape
     pairs = values.reshape(num_heads, rows // num_heads // 2, 2, columns)
@@ -91,19 +96,20 @@ def _check_tensors(file: GgufFile, origins: list[_Origin]) -> None:
         if tensor is None or tensor.shape != origin.spec.shape:
             found = "no tensor" if tensor is None else f"a tensor of shape {tensor.shape}"
             raise CorruptCheckpoint(
-                f"{file.path} holds {found} {origin.gguf_name!r} where its metadata calls for shape "
-                f"{origin.spec.shape}. Download the file again."
+                f"{file.path} holds {found} {origin.gguf_name!r} where its metadata calls for "
+                f"shape {origin.spec.shape}. Download the file again."
             )
     unknown = file.tensors.keys() - {origin.gguf_name for origin in origins}
     if unknown:
         raise UnsupportedCheckpoint(
-            f"{file.path} holds tensors that a Llama model does not have: {', '.join(sorted(unknown)[:3])}."
+            f"{file.path} holds tensors that a Llama model does not have: "
+            f"{', '.join(sorted(unknown)[:3])}."
         )
 
 
 def _write_weights(file: GgufFile, path: Path, origins: list[_Origin]) -> None:
     by_name = {origin.spec.name: origin for origin in origins}
-    with tqdm(total=len(origins), desc="Converting", unit="tensor", delay=0.5) as progress:
+    with tqdm(total=len(origins), desc="Converting", unit="tensor", disable=None) as progress:
 
         def read(spec: TensorSpec) -> NDArray[np.float32]:
             origin = by_name[spec.name]

@@ -1,12 +1,13 @@
 """Reads a GGUF file's metadata and tensor table, trusting none of its counts.
 
-The format: github.com/ggml-org/ggml/blob/master/docs/gguf.md. The ``gguf`` package supplies the quantized types and
-their arithmetic; its own reader takes seconds for a vocabulary and loops without end on a lying array length, so the
-walk over the header is done here. Knows nothing of models.
+The format: github.com/ggml-org/ggml/blob/master/docs/gguf.md. The ``gguf`` package supplies the
+quantized types and their arithmetic; its own reader takes seconds for a vocabulary and loops
+without end on a lying array length, so the walk over the header is done here. Knows nothing of
+models.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Self
@@ -60,10 +61,10 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map the file and read its header; raises `CorruptCheckpoint` if it is malformed or truncated."""
+        """Map the file and read its header; raises `CorruptCheckpoint` if it is damaged."""
         try:
             data = np.memmap(path, dtype=np.uint8, mode="r")
-            cursor = _Cursor(memoryview(data))
+            cursor = _Cursor(data.data)
             num_tensors, num_values = _read_preamble(cursor)
             metadata = dict(_read_entry(cursor) for _ in range(num_values))
             tensors = _read_tensors(cursor, num_tensors, _alignment(metadata))
@@ -81,18 +82,18 @@ class GgufFile:
             values = np.asarray(dequantize(rows, tensor.quantization), dtype=np.float32)
         except NotImplementedError as error:
             raise UnsupportedCheckpoint(
-                f"{self.path}: tensor {tensor.name!r} is stored as {tensor.quantization.name}, which cannot be "
-                "dequantized. Use another quantization of the model."
+                f"{self.path}: tensor {tensor.name!r} is stored as {tensor.quantization.name}, "
+                "which cannot be dequantized. Use another quantization of the model."
             ) from error
         if not np.isfinite(values).all():
             raise CorruptCheckpoint(
-                f"{self.path}: tensor {tensor.name!r} holds NaN or infinity. Download the file again."
+                f"{self.path}: tensor {tensor.name!r} holds NaN or infinity. Download it again."
             )
         return values.reshape(tensor.shape)
 
 
 class _Cursor:
-    """Reads forward through the header; running past the end is a ValueError, so no count can outrun the file."""
+    """Reads forward; past the end is a ValueError, so that no count outruns the file."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -161,28 +162,20 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gguf
     """Read the table; the data begins at the next multiple of ``alignment``."""
     entries = [_read_tensor(cursor) for _ in range(count)]
     padding = -cursor.position % alignment
-    if padding > cursor.remaining and entries:
-        raise ValueError("it ends before its tensors")
     data_start = cursor.position + padding
-    data_bytes = max(cursor.remaining - padding, 0)
+    data_bytes = cursor.remaining - padding
     tensors = {}
     for tensor in entries:
         if tensor.offset_bytes + tensor.num_bytes > data_bytes:
             raise ValueError(f"tensor {tensor.name!r} reaches beyond the end of the file")
         if tensor.name in tensors:
             raise ValueError(f"two tensors are called {tensor.name!r}")
-        tensors[tensor.name] = GgufTensor(
-            tensor.name,
-            tensor.shape,
-            tensor.quantization,
-            data_start + tensor.offset_bytes,
-            tensor.num_bytes,
-        )
+        tensors[tensor.name] = replace(tensor, offset_bytes=data_start + tensor.offset_bytes)
     return tensors
 
 
 def _read_tensor(cursor: _Cursor) -> GgufTensor:
-    """One row of the table; its offset counts from the begin of the data."""
+    """One row of the table; its offset counts from the start of the data."""
     name = cursor.string()
     num_dimensions = cursor.u32()
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:

@@ -1,7 +1,9 @@
-"""Rebuilds tokenizer.json, tokenizer_config.json and the chat template from a GGUF file's tokenizer.
+"""Rebuilds tokenizer.json, tokenizer_config.json and the chat template from a GGUF file's
+tokenizer.
 
-Byte-level BPE only, with the pre-tokenizers listed here: an unknown one is refused, since a guess would split text
-otherwise than the model was trained on and only make it slightly worse, which nobody would notice.
+Byte-level BPE only, with the pre-tokenizers listed here: an unknown one is refused, since a guess
+would split text otherwise than the model was trained on and only make it slightly worse, which
+nobody would notice.
 """
 
 from pathlib import Path
@@ -64,27 +66,35 @@ def _build_tokenizer(file: GgufFile, tokens: list[str]) -> Tokenizer:
     pre_tokenizer = _pre_tokenizer(file)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     num_rows = file.tensors["token_embd.weight"].shape[0]
-    if len(vocabulary) != num_rows:
+    if len(tokens) != num_rows or len(vocabulary) != num_rows:
         raise CorruptCheckpoint(
-            f"{file.path} has {len(vocabulary)} different tokens for {num_rows} rows of embeddings. "
-            "Download the file again."
+            f"{file.path} has {len(vocabulary)} different tokens for {num_rows} rows of "
+            "embeddings. Download the file again."
         )
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(file)))
+        bos_processor = _bos_processor(file, tokens)
     except Exception as error:  # the Rust library raises nothing narrower
         raise CorruptCheckpoint(
-            f"{file.path}: the merges of its tokenizer do not fit its tokens ({error}). Download the file again."
+            f"{file.path}: its tokenizer does not fit together ({error}). Download the file again."
         ) from error
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
+    if bos_processor is not None:
+        tokenizer.post_processor = bos_processor
     _add_special_tokens(file, tokenizer, tokens)
-    bos_token_id = special_token_id(file, "bos")
-    if file.metadata.get("tokenizer.ggml.add_bos_token") is True and bos_token_id is not None:
-        bos_token = tokens[bos_token_id]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos_token} $A", special_tokens=[(bos_token, bos_token_id)]
-        )
     return tokenizer
+
+
+def _bos_processor(file: GgufFile, tokens: list[str]) -> processors.PostProcessor | None:
+    """Puts the BOS token before every text, for models that were trained so."""
+    bos_token_id = special_token_id(file, "bos")
+    if bos_token_id is None or file.metadata.get("tokenizer.ggml.add_bos_token") is not True:
+        return None
+    bos_token = tokens[bos_token_id]
+    return processors.TemplateProcessing(
+        single=[bos_token, "$A"], special_tokens=[(bos_token, bos_token_id)]
+    )
 
 
 def _add_special_tokens(file: GgufFile, tokenizer: Tokenizer, tokens: list[str]) -> None:
@@ -103,11 +113,11 @@ def _add_special_tokens(file: GgufFile, tokenizer: Tokenizer, tokens: list[str])
 def _pre_tokenizer(file: GgufFile) -> pre_tokenizers.PreTokenizer:
     model = file.metadata.get("tokenizer.ggml.model")
     name = file.metadata.get("tokenizer.ggml.pre")
-    if model != "gpt2" or name not in _PRE_TOKENIZERS:
+    if model != "gpt2" or not isinstance(name, str) or name not in _PRE_TOKENIZERS:
         known = ", ".join(sorted(_PRE_TOKENIZERS))
         raise UnsupportedCheckpoint(
-            f"{file.path} has a tokenizer {model!r} with pre-tokenizer {name!r}; byte-level BPE ('gpt2') with "
-            f"one of {known} can be converted. Pull the model's safetensors folder instead."
+            f"{file.path} has a tokenizer {model!r} with pre-tokenizer {name!r}; byte-level BPE "
+            f"('gpt2') with one of {known} is understood. Pull a safetensors folder instead."
         )
     return _PRE_TOKENIZERS[name]()
 

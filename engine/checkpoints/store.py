@@ -1,8 +1,9 @@
 """The checkpoint folder: what it holds, how it is opened and how it is proved.
 
-``<home>/models/<name>/`` holds a Hugging Face style checkpoint (config.json, *.safetensors, tokenizer.json, ...) that
-transformers loads as it is, and the manifest. Opening is cheap and reads no weights; ``verify`` hashes everything.
-Knows neither where checkpoints come from nor how a model runs.
+``<home>/models/<name>/`` holds a Hugging Face style checkpoint (config.json, *.safetensors,
+tokenizer.json, ...) that transformers loads as it is, and the manifest. Opening is cheap and reads
+no weights; ``verify`` hashes everything. Knows neither where checkpoints come from nor how a model
+runs.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Checkpoint:
     """Tokens that end an answer."""
     bos_token_id: int | None
     special_tokens: dict[str, str]
-    """Text of ``bos_token``, ``eos_token``, ``unk_token``, ``pad_token``: what chat templates refer to."""
+    """Text of ``bos_token``, ``eos_token``, ...: what chat templates refer to."""
 
     @property
     def revision(self) -> str:
@@ -62,18 +63,21 @@ def checkpoint_path(home: Path, name: str) -> Path:
 
 
 def open_checkpoint(path: Path, *, weights_sha256: str | None = None) -> Checkpoint:
-    """Open a folder after the checks that cost milliseconds: manifest, sizes, safetensors headers, pinned hash.
+    """Open a folder after the checks that cost milliseconds.
 
-    Raises `MissingCheckpoint`, `CorruptCheckpoint`, or `HashMismatch` when ``weights_sha256`` is another one.
+    They are: manifest, file sizes, safetensors headers, pinned hash. Raises `MissingCheckpoint`,
+    `CorruptCheckpoint`, or `HashMismatch` when ``weights_sha256`` is another one.
     """
     manifest = read_manifest(path)
     _check_files(path, manifest)
     if weights_sha256 is not None and weights_sha256.lower() != manifest.weights_sha256:
         raise HashMismatch(
-            f"the weights in {path} have sha256 {manifest.weights_sha256}, but {weights_sha256} is pinned. "
-            "Pull the pinned model, or correct the pin."
+            f"the weights in {path} have sha256 {manifest.weights_sha256}, but {weights_sha256} "
+            "is pinned. Pull the pinned model, or correct the pin."
         )
     config = _read_json(path / "config.json")
+    if not isinstance(config.get("max_position_embeddings"), int):
+        raise CorruptCheckpoint(f"{path / 'config.json'} has no max_position_embeddings.")
     tokens = _read_optional_json(path / "tokenizer_config.json")
     template = path / "chat_template.jinja"
     return Checkpoint(
@@ -90,14 +94,14 @@ def open_checkpoint(path: Path, *, weights_sha256: str | None = None) -> Checkpo
 
 
 def verify(checkpoint: Checkpoint) -> None:
-    """Hash every file (about a second per gigabyte); raises `HashMismatch` for the first that was changed."""
+    """Hash every file (about a second per gigabyte); raises `HashMismatch` for a changed one."""
     for name, entry in checkpoint.manifest.files.items():
         path = checkpoint.path / name
         actual = sha256_of_file(path)
         if actual != entry.sha256:
             raise HashMismatch(
-                f"{path} was changed after it was written: sha256 {actual}, expected {entry.sha256}. "
-                f"Delete {checkpoint.path} and pull the model again."
+                f"{path} was changed after it was written: its sha256 is {actual} instead of "
+                f"{entry.sha256}. Delete {checkpoint.path} and pull the model again."
             )
 
 

@@ -1,0 +1,64 @@
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoints.staging import staged
+from engine.checkpoints.store import checkpoint_path
+
+
+def test_nothing_is_in_place_before_the_commit(tmp_path: Path) -> None:
+    with staged(tmp_path, "model") as staging:
+        (staging.new / "file").write_text("new")
+        assert not checkpoint_path(tmp_path, "model").exists()
+        staging.commit()
+    assert (checkpoint_path(tmp_path, "model") / "file").read_text() == "new"
+
+
+def test_an_error_before_the_commit_leaves_no_working_files(tmp_path: Path) -> None:
+    def fail() -> None:
+        with staged(tmp_path, "model") as staging:
+            (staging.scratch / "download").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [path.name for path in (tmp_path / "models/.staging/model").iterdir()] == ["lock"]
+    assert not checkpoint_path(tmp_path, "model").exists()
+
+
+def test_what_a_killed_pull_left_is_removed(tmp_path: Path) -> None:
+    leftover = tmp_path / "models" / ".staging" / "model" / "new"
+    leftover.mkdir(parents=True)
+    (leftover / "half.safetensors").write_text("half")
+    with staged(tmp_path, "model") as staging:
+        assert list(staging.new.iterdir()) == []
+
+
+def test_a_checkpoint_caught_between_two_renames_is_put_back(tmp_path: Path) -> None:
+    replaced = tmp_path / "models" / ".staging" / "model" / "old"
+    replaced.mkdir(parents=True)
+    (replaced / "file").write_text("old")
+    with staged(tmp_path, "model") as staging:
+        assert (staging.final / "file").read_text() == "old"
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    inside = 0
+    most_inside = 0
+
+    def write() -> None:
+        nonlocal inside, most_inside
+        with staged(tmp_path, "model") as staging:
+            inside += 1
+            most_inside = max(most_inside, inside)
+            (staging.new / "file").write_text("new")
+            staging.commit()
+            inside -= 1
+
+    threads = [threading.Thread(target=write) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most_inside == 1
