@@ -1,4 +1,4 @@
-"""The exception tree of the engine. ``str(error)`` says what was wrong and what to change, in one line.
+"""The exception tree of the engine. ``str(error)``: what was wrong and what to change, in one line.
 
 EngineError
 ├── CheckpointError      the model's files are missing, corrupt, or not the pinned ones

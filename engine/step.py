@@ -58,6 +58,7 @@ class StepPlan:
 
     step_id: int
     released_slots: tuple[int, ...]
+    """Their state is forgotten. After a failed step all slots stand here: skip those held by nobody."""
     freed_block_ids: tuple[int, ...]
     """Blocks whose content nobody may read any more; debug mode fills them with NaN. May be handed out again
     in this very plan, so they are filled first."""

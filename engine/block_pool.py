@@ -1,0 +1,97 @@
+"""The fixed set of KV blocks of one engine: who references them, and which one is handed out next.
+
+A block is *referenced* (in a sequence's table), *kept* (unreferenced, its content cached and
+addressable until it is evicted) or *blank* (unreferenced, its content dead). Blank blocks are handed
+out first, then kept ones, least recently used first. Must not know keys, tokens or sequences.
+"""
+
+from collections.abc import Callable, Iterable
+
+
+class BlockPool:
+    """Owner of block ids ``0 .. num_blocks - 1``."""
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
+        self.num_blocks = num_blocks
+        self._on_evict = on_evict
+        self._ref_counts = [0] * num_blocks
+        self._cached: set[int] = set()
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._kept: dict[int, None] = {}
+        """Insertion order is eviction order."""
+        self._freed: dict[int, None] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now, kept ones included."""
+        return len(self._blank) + len(self._kept)
+
+    @property
+    def cached_block_ids(self) -> frozenset[int]:
+        return frozenset(self._cached)
+
+    def is_referenced(self, block_id: int) -> bool:
+        return self._ref_counts[block_id] > 0
+
+    def allocate(self) -> int:
+        """Hand out a block with one reference; the caller has checked ``num_free``."""
+        if self._blank:
+            block_id = self._blank.pop()
+        else:
+            block_id = next(iter(self._kept))
+            del self._kept[block_id]
+            self._cached.discard(block_id)
+            self._freed[block_id] = None
+            self._on_evict(block_id)
+        assert self._ref_counts[block_id] == 0
+        self._ref_counts[block_id] = 1
+        return block_id
+
+    def acquire(self, block_id: int) -> None:
+        """Add a reference to a block that is referenced or kept."""
+        if self._ref_counts[block_id] == 0:
+            del self._kept[block_id]
+        self._ref_counts[block_id] += 1
+
+    def release(self, block_id: int) -> None:
+        """Drop one reference; the last one makes the block kept if it is cached, else blank."""
+        self._ref_counts[block_id] -= 1
+        if self._ref_counts[block_id] > 0:
+            return
+        assert self._ref_counts[block_id] == 0, f"block {block_id} was released twice"
+        if block_id in self._cached:
+            self._kept[block_id] = None
+        else:
+            self._blank.append(block_id)
+            self._freed[block_id] = None
+
+    def mark_cached(self, block_id: int) -> None:
+        """A referenced block became addressable: keep its content when the last reference goes."""
+        assert self._ref_counts[block_id] > 0
+        self._cached.add(block_id)
+
+    def take_freed(self) -> tuple[int, ...]:
+        """Blocks whose content died since the last call, even if they were handed out again."""
+        freed = tuple(self._freed)
+        self._freed.clear()
+        return freed
+
+    def reset(self, cached_block_ids: Iterable[int]) -> None:
+        """Drop every reference, from any state; only the content of ``cached_block_ids`` stays."""
+        self._cached = set(cached_block_ids)
+        self._ref_counts = [0] * self.num_blocks
+        lru_first = [block_id for block_id in self._kept if block_id in self._cached]
+        self._kept = dict.fromkeys([*lru_first, *sorted(self._cached)])
+        self._blank = [b for b in range(self.num_blocks - 1, -1, -1) if b not in self._cached]
+        self._freed = dict.fromkeys(self._blank)
+
+    def check_integrity(self, expected_ref_counts: list[int]) -> None:
+        """Raise ``AssertionError`` unless every block is in one state, the one the tables imply."""
+        assert self._ref_counts == expected_ref_counts, "reference counts differ from block tables"
+        unreferenced = {b for b, count in enumerate(self._ref_counts) if count == 0}
+        blank = set(self._blank)
+        assert len(blank) == len(self._blank), "a block is blank twice"
+        assert blank.isdisjoint(self._kept), "a block is blank and kept"
+        assert blank | self._kept.keys() == unreferenced, "an unreferenced block was lost"
+        assert self._kept.keys() == self._cached & unreferenced, "kept and cached differ"
+        assert blank.isdisjoint(self._cached), "a blank block is cached"

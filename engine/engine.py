@@ -1,0 +1,186 @@
+"""Token ids in, token ids out: one model replica, driven step by step by whoever owns the loop.
+
+Not thread-safe: ``add``, ``abort`` and ``step`` are called by one thread, never during a step. Usable
+without a process, a socket or a device; must not know tensors, transport or text.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.load_meter import LoadMeter
+from engine.messages import CacheEvents, EngineRequest, FinishReason, LoadView, TokenDelta, Usage
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.step import ModelRunner, StepPlan
+
+logger = logging.getLogger(__name__)
+
+_STEP_FAILED = "The engine failed while it worked on this request. It can be sent again."
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step has to say to the outside."""
+
+    deltas: list[TokenDelta]
+    """Refusals, aborts and timeouts since the last step first, then the tokens of this one."""
+    events: CacheEvents | None
+    load: LoadView
+
+
+class Engine:
+    """Owner of all requests of one replica."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        runner: ModelRunner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._block_size = config.block_size_tokens
+        self._max_len = min(max_model_len, num_blocks * config.block_size_tokens)
+        self._blocks = BlockManager(
+            num_blocks, config.block_size_tokens, prefix_caching=config.prefix_caching
+        )
+        self._scheduler = Scheduler(config, self._blocks)
+        self._runner = runner
+        self._clock = clock
+        self._meter = LoadMeter()
+        self._live: dict[str, Sequence] = {}
+        """Every request that has not had its last delta, in order of arrival."""
+        self._deltas: list[TokenDelta] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would compute or say anything."""
+        return bool(self._live or self._deltas)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. One that can never be served gets an error delta from the next step."""
+        try:
+            self._check(request)
+        except RequestError as error:
+            logger.warning("request %s refused: %s", request.request_id, error)
+            self._refuse(request, str(error))
+            return
+        max_len = min(len(request.token_ids) + request.sampling.max_tokens, self._max_len)
+        deadline_s = self._clock() + request.timeout_s
+        sequence = Sequence(request, deadline_s=deadline_s, max_len=max_len)
+        self._live[request.request_id] = sequence
+        self._scheduler.add(sequence)
+
+    def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
+        """End a request; its last delta comes out of the next step. Unknown ids are ignored.
+
+        With ``num_kept_tokens`` the request ends with ``STOP``: that generated token completed a
+        stop string, later ones count as overrun.
+        """
+        sequence = self._live.get(request_id)
+        if sequence is None:
+            return
+        sequence.num_kept_tokens = num_kept_tokens
+        reason = FinishReason.ABORT if num_kept_tokens is None else FinishReason.STOP
+        try:
+            self._finish(sequence, reason)
+        except Exception as error:
+            self._fail_all(error)
+
+    def step(self) -> StepOutput:
+        """Plan, execute, commit. A failure ends all requests that are here, never the engine."""
+        started_s = self._clock()
+        try:
+            self._expire(started_s)
+            plan = self._scheduler.plan()
+            if plan is not None:
+                result = self._runner.execute(plan)
+                advanced = self._scheduler.commit(plan, result)
+                self._deliver(advanced)
+                self._record(plan, self._clock() - started_s)
+        except Exception as error:
+            self._fail_all(error)
+        deltas, self._deltas = self._deltas, []
+        return StepOutput(deltas, self._blocks.take_events(), self._load_view())
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless requests, slots and blocks agree."""
+        num_scheduled = self._scheduler.num_waiting + self._scheduler.num_running
+        assert len(self._live) == num_scheduled, "live and scheduled requests differ"
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Give the device memory back; no call follows."""
+        self._runner.close()
+
+    def _check(self, request: EngineRequest) -> None:
+        num_tokens = len(request.token_ids)
+        if request.request_id in self._live:
+            raise RequestError("A request with this id is already running.")
+        if num_tokens == 0:
+            raise RequestError("The prompt is empty.")
+        if num_tokens >= self._max_len:
+            raise RequestError(
+                f"The prompt has {num_tokens} tokens; at most {self._max_len - 1} fit this engine."
+            )
+        if request.sampling.max_tokens < 1:
+            raise RequestError("max_tokens must be at least 1.")
+        if len(request.block_keys) != num_tokens // self._block_size:
+            raise RequestError("The prompt's block keys do not match this engine's block size.")
+
+    def _refuse(self, request: EngineRequest, error: str) -> None:
+        usage = Usage(len(request.token_ids), cached_tokens=0, completion_tokens=0)
+        self._deltas.append(
+            TokenDelta(request.request_id, [], FinishReason.ERROR, usage=usage, error=error)
+        )
+
+    def _expire(self, now_s: float) -> None:
+        for sequence in [s for s in self._live.values() if s.deadline_s <= now_s]:
+            self._finish(sequence, FinishReason.TIMEOUT)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._scheduler.finish(sequence)
+        sequence.finish_reason = reason
+        self._deliver([sequence])
+
+    def _deliver(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._deltas.append(sequence.take_delta())
+            if sequence.finish_reason is not None:
+                del self._live[sequence.request.request_id]
+
+    def _record(self, plan: StepPlan, step_time_s: float) -> None:
+        num_prefill_tokens = sum(
+            len(entry.token_ids) for entry in plan.scheduled if not entry.is_last_pending
+        )
+        self._meter.record(step_time_s, num_prefill_tokens)
+
+    def _fail_all(self, error: Exception) -> None:
+        logger.error("a step failed and ends requests %s", ", ".join(self._live), exc_info=error)
+        self._scheduler.reset()
+        for sequence in list(self._live.values()):
+            sequence.finish_reason = FinishReason.ERROR
+            sequence.error = _STEP_FAILED
+            self._deliver([sequence])
+
+    def _load_view(self) -> LoadView:
+        totals = self._scheduler.totals
+        return LoadView(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            pending_prefill_tokens=self._scheduler.num_pending_prefill_tokens,
+            num_free_blocks=self._blocks.num_free_blocks,
+            num_blocks=self._blocks.num_blocks,
+            prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
+            step_time_s=self._meter.step_time_s,
+            num_preemptions=totals.num_preemptions,
+            num_cached_prompt_tokens=totals.num_cached_prompt_tokens,
+            num_prompt_tokens=totals.num_prompt_tokens,
+            num_generated_tokens=totals.num_generated_tokens,
+        )
