@@ -1,0 +1,67 @@
+"""What the front and the step loop's process say to each other over their pipe.
+
+Gateways' frames go down and step frames come up as they are, already encoded: the front forwards
+bytes and only counts. A *source* is the number that the front gave to a gateway's connection.
+"""
+
+import msgspec
+
+from engine.messages import CacheEvents, LoadView
+
+
+class FromGateway(msgspec.Struct, frozen=True, array_like=True, tag="gateway"):
+    """A ``Submit`` or ``Abort`` of ``source``, as it came."""
+
+    source: int
+    payload: bytes
+
+
+class GatewayGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """The connection of ``source`` closed: abort all its requests."""
+
+    source: int
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The model is loaded and warm; the step loop runs."""
+
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    weights_revision: str
+    load: LoadView
+    load_time_s: float
+    """From the process's first line to the loaded model."""
+    warm_up_time_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The process could not start and ends now."""
+
+    message: str
+    """One line that says what to change."""
+
+
+class SourceFrame(msgspec.Struct, frozen=True, array_like=True):
+    """What one step did for one source."""
+
+    source: int
+    payload: bytes
+    """An encoded ``engine.messages.StepFrame``."""
+    num_finished: int
+    """Requests whose last delta is in it."""
+
+
+class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """What one step did."""
+
+    frames: list[SourceFrame]
+    load: LoadView
+    events: CacheEvents | None
+    """Also in every frame; here for the gateways that have none."""
+    num_submits_taken: int
+    """Requests that entered since the report before; ``load`` counts them."""
+
+
+RankCommand = FromGateway | GatewayGone
+RankEvent = Ready | Failed | StepReport

@@ -1,0 +1,170 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.credits import CreditError, CreditLedger
+from engine.messages import LoadView
+
+IDLE = LoadView(prefill_tokens_per_s=1000.0)
+
+
+def ledger(max_num_requests: int = 4, ttft_budget_s: float = 1.0) -> CreditLedger:
+    return CreditLedger(max_num_requests, ttft_budget_s)
+
+
+def test_grants_no_more_than_what_waits() -> None:
+    credits_ = ledger()
+    credits_.set_demand(1, 2)
+    assert credits_.grants(IDLE) == {1: 2}
+    assert credits_.grants(IDLE) == {}
+
+
+def test_grants_no_more_than_the_engine_holds_and_goes_on_when_a_request_finishes() -> None:
+    credits_ = ledger(max_num_requests=2)
+    credits_.set_demand(1, 5)
+    assert credits_.grants(IDLE) == {1: 2}
+    credits_.submitted(1, 10)
+    credits_.submitted(1, 10)
+    assert credits_.grants(IDLE) == {}
+    credits_.finished(1, 1)
+    assert credits_.grants(IDLE) == {1: 1}
+
+
+def test_shares_scarce_credits_fairly_however_much_one_gateway_asks_for() -> None:
+    credits_ = ledger(max_num_requests=6)
+    credits_.set_demand(1, 100)
+    credits_.set_demand(2, 2)
+    credits_.set_demand(3, 100)
+    assert credits_.grants(IDLE) == {1: 2, 2: 2, 3: 2}
+
+
+def test_the_turn_goes_on_where_it_ended() -> None:
+    credits_ = ledger(max_num_requests=1)
+    for source in (1, 2, 3):
+        credits_.set_demand(source, 10)
+    winners: Counter[int] = Counter()
+    for _ in range(9):
+        [(source, num_credits)] = credits_.grants(IDLE).items()
+        winners[source] += num_credits
+        credits_.submitted(source, 1)
+        credits_.finished(source, 1)
+    assert winners == {1: 3, 2: 3, 3: 3}
+
+
+def test_holds_back_when_prompts_would_not_be_prefilled_within_the_budget() -> None:
+    credits_ = ledger(max_num_requests=100, ttft_budget_s=1.0)
+    credits_.set_demand(1, 1)
+    credits_.grants(IDLE)
+    credits_.submitted(1, 300)  # from here on prompts are expected to have 300 tokens
+    credits_.set_demand(1, 50)
+    assert credits_.grants(IDLE) == {1: 2}  # 300 + 2 x 300 <= 1000
+    credits_.taken(1)
+    still_pending = LoadView(prefill_tokens_per_s=1000.0, pending_prefill_tokens=300)
+    assert credits_.grants(still_pending) == {}
+    assert credits_.grants(IDLE) == {1: 1}
+
+
+def test_a_prompt_longer_than_the_whole_budget_still_gets_in_alone() -> None:
+    credits_ = ledger(max_num_requests=100, ttft_budget_s=0.001)
+    credits_.set_demand(1, 10)
+    assert credits_.grants(IDLE) == {1: 1}
+    credits_.submitted(1, 5000)
+    assert credits_.grants(IDLE) == {}
+    credits_.taken(1)
+    assert credits_.grants(IDLE) == {1: 1}  # the first one decodes, nothing waits for prefill
+
+
+def test_submitting_without_a_credit_is_an_error() -> None:
+    credits_ = ledger()
+    with pytest.raises(CreditError, match="without a credit"):
+        credits_.submitted(1, 10)
+
+
+def test_returning_more_than_one_holds_is_an_error() -> None:
+    credits_ = ledger()
+    credits_.set_demand(1, 1)
+    credits_.grants(IDLE)
+    with pytest.raises(CreditError, match="2 credits were returned, 1 are held"):
+        credits_.returned(1, 2)
+    with pytest.raises(CreditError):
+        credits_.returned(1, -1)
+
+
+def test_returned_credits_go_to_those_who_wait() -> None:
+    credits_ = ledger(max_num_requests=2)
+    credits_.set_demand(1, 2)
+    credits_.grants(IDLE)
+    credits_.set_demand(1, 0)
+    credits_.set_demand(2, 2)
+    credits_.returned(1, 2)
+    assert credits_.grants(IDLE) == {2: 2}
+
+
+def test_a_closed_gateway_frees_its_credits_at_once_and_its_requests_when_they_end() -> None:
+    credits_ = ledger(max_num_requests=2)
+    credits_.set_demand(1, 2)
+    credits_.grants(IDLE)
+    credits_.submitted(1, 10)
+    credits_.set_demand(2, 2)
+    credits_.closed(1)
+    assert credits_.grants(IDLE) == {2: 1}
+    credits_.finished(1, 1)
+    assert credits_.grants(IDLE) == {2: 1}
+    credits_.check_integrity()
+
+
+def test_draining_grants_nothing_more() -> None:
+    credits_ = ledger()
+    credits_.set_demand(1, 1)
+    credits_.stop_granting()
+    assert credits_.grants(IDLE) == {}
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(["demand", "submit", "return", "finish", "take", "close", "grant"]),
+    st.integers(0, 3),
+    st.integers(0, 6),
+)
+
+
+@given(operations=st.lists(OPERATIONS, max_size=80), max_num_requests=st.integers(1, 8))
+def test_no_order_of_events_overcommits_the_engine_or_loses_a_credit(
+    operations: list[tuple[str, int, int]], max_num_requests: int
+) -> None:
+    credits_ = ledger(max_num_requests)
+    held: Counter[int] = Counter()
+    in_flight: Counter[int] = Counter()
+    num_untaken = 0
+    generation = 0  # a closed source's number is never used again
+    for name, lane, number in operations:
+        source = generation * 10 + lane
+        match name:
+            case "demand":
+                credits_.set_demand(source, number)
+            case "submit" if held[source]:
+                credits_.submitted(source, number * 100)
+                held[source] -= 1
+                in_flight[source] += 1
+                num_untaken += 1
+            case "return" if held[source]:
+                credits_.returned(source, 1)
+                held[source] -= 1
+            case "finish" if in_flight[source]:
+                credits_.finished(source, 1)
+                in_flight[source] -= 1
+            case "take" if num_untaken:
+                credits_.taken(1)
+                num_untaken -= 1
+            case "close" if held[source] or in_flight[source]:
+                credits_.closed(source)
+                del held[source]
+                credits_.finished(source, in_flight.pop(source, 0))
+                generation += 1
+            case "grant":
+                held.update(credits_.grants(IDLE))
+        credits_.check_integrity()
+        assert credits_.num_granted == held.total()
+        assert credits_.num_in_flight == in_flight.total()
+        assert credits_.num_granted + credits_.num_in_flight <= max_num_requests
