@@ -5,6 +5,7 @@ was made from.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -101,7 +102,7 @@ def _metadata() -> dict[str, object]:
 
 
 def _add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
-    adders: dict[type, Callable[[str, object], None]] = {
+    adders: dict[type, Callable[[str, Any], None]] = {
         bool: writer.add_bool,
         int: writer.add_uint32,
         float: writer.add_float32,
