@@ -45,12 +45,11 @@ class Engine:
         runner: ModelRunner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._config = config
+        self._num_blocks = num_blocks
         self._block_size = config.block_size_tokens
         self._max_len = min(max_model_len, num_blocks * config.block_size_tokens)
-        self._blocks = BlockManager(
-            num_blocks, config.block_size_tokens, prefix_caching=config.prefix_caching
-        )
-        self._scheduler = Scheduler(config, self._blocks)
+        self._blocks, self._scheduler = self._empty_planner()
         self._runner = runner
         self._clock = clock
         self._meter = LoadMeter()
@@ -109,6 +108,15 @@ class Engine:
         deltas, self._deltas = self._deltas, []
         return StepOutput(deltas, self._blocks.take_events(), self._load_view())
 
+    def forget(self) -> None:
+        """Drop cached prefixes and counts since start: what a warm-up left behind.
+
+        Precondition: no request is here. The speeds measured so far stay known.
+        """
+        assert not self.has_work
+        self._blocks, self._scheduler = self._empty_planner()
+        self._scheduler.reset()  # the runner still holds the slots of the last requests
+
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless requests, slots and blocks agree."""
         num_scheduled = self._scheduler.num_waiting + self._scheduler.num_running
@@ -118,6 +126,12 @@ class Engine:
     def close(self) -> None:
         """Give the device memory back; no call follows."""
         self._runner.close()
+
+    def _empty_planner(self) -> tuple[BlockManager, Scheduler]:
+        blocks = BlockManager(
+            self._num_blocks, self._block_size, prefix_caching=self._config.prefix_caching
+        )
+        return blocks, Scheduler(self._config, blocks)
 
     def _check(self, request: EngineRequest) -> None:
         num_tokens = len(request.token_ids)
