@@ -1,0 +1,37 @@
+"""What an engine replica says of itself: the replica metadata that carries its address to gateways."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from wire.endpoint import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Advertisement:
+    """How to reach one engine replica."""
+
+    engine_id: str
+    endpoint: Endpoint
+    secret: bytes = field(repr=False)
+    """A connection must prove that it knows it."""
+
+    def to_metadata(self) -> dict[str, Any]:
+        """Plain values only: Serve wants the metadata to be JSON."""
+        return {
+            "engine_id": self.engine_id,
+            "endpoint": self.endpoint.to_dict(),
+            "secret": self.secret.hex(),
+        }
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
+        return cls(
+            metadata["engine_id"],
+            Endpoint.from_dict(metadata["endpoint"]),
+            bytes.fromhex(metadata["secret"]),
+        )
+
+    def seen_from(self, *, is_same_node: bool) -> Endpoint:
+        """The endpoint without the Unix socket for other nodes, where a path may exist by chance."""
+        return self.endpoint if is_same_node else replace(self.endpoint, unix_path=None)

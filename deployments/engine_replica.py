@@ -1,0 +1,90 @@
+"""One engine replica as a Serve deployment: placement, health, drain and rollout around `EngineFront`.
+
+The replica's process imports no torch: the front starts the step loop in a process of its own.
+Requests reach the front over `wire`, never through Serve.
+
+Gateways find a replica by the metadata it records: where it listens, and the secret that a
+connection must prove to know. The secret is random and made here, one per replica, because that
+needs no configuration, differs for every replica and is gone with it. It travels from replica to
+controller to gateways inside Ray's control plane, where whoever can listen can already run code on
+every node; Serve shows replica metadata neither in its REST interface nor in its logs.
+"""
+
+import asyncio
+import logging
+import secrets
+import shutil
+from typing import Any
+
+import ray
+from ray import serve
+
+from deployments.advertisement import Advertisement
+from deployments.config import ModelArgs
+from deployments.environment import headwater_home, make_private_dir
+from deployments.loopback import bind_replica_to_loopback
+from engine.checkpoints.pull import pull
+from engine.config import EngineSpec
+from engine.front import EngineFront
+
+logger = logging.getLogger("ray.serve")
+
+SECRET_BYTES = 32
+MAX_SOCKET_DIR_BYTES = 70
+"""Leaves room for the socket's name below the kernel's limit of 104 to 108 bytes."""
+
+
+class EngineReplica:
+    """Bound by `deployments.build` with its options."""
+
+    async def __init__(self, args: ModelArgs) -> None:
+        """Ready once the model is loaded and warm.
+
+        Raises `CheckpointError` or `EngineStartError`, whose last line Serve puts into the status
+        of the application.
+        """
+        bind_replica_to_loopback()
+        home = headwater_home()
+        checkpoint = await asyncio.to_thread(
+            pull, args.source, name=args.name, home=home, sha256=args.source_sha256
+        )
+        spec = EngineSpec(
+            model=args.name,
+            checkpoint=checkpoint.path,
+            weights_sha256=args.weights_sha256,
+            config=args.engine,
+        )
+        engine_id = f"{args.name}/{serve.get_replica_context().replica_id.unique_id}"
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._socket_dir = make_private_dir("hw-", max_bytes=MAX_SOCKET_DIR_BYTES)
+        self._front = EngineFront(
+            spec,
+            engine_id=engine_id,
+            secret=secret,
+            host=ray.util.get_node_ip_address(),
+            unix_dir=self._socket_dir,
+        )
+        try:
+            endpoint = await self._front.start()
+        except BaseException:
+            await self._front.close()
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            raise
+        self._advertisement = Advertisement(engine_id, endpoint, secret)
+        logger.info("engine %s listens at %s", engine_id, endpoint)
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What gateways need to connect; Serve asks once, when the replica is ready."""
+        return self._advertisement.to_metadata()
+
+    async def check_health(self) -> None:
+        """Raises when the step loop's process is gone or stuck; Serve then replaces the replica."""
+        self._front.check_health()
+
+    async def __del__(self) -> None:
+        """Serve awaits this with every socket alive: finish what runs, take nothing new, leave."""
+        try:
+            await self._front.drain()
+        finally:
+            await self._front.close()
+            shutil.rmtree(self._socket_dir, ignore_errors=True)

