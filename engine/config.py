@@ -32,6 +32,9 @@ class EngineConfig(BaseModel):
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights, activations and KV."""
+    weight_layout: Literal["auto", "mapped", "packed"] = "auto"
+    """``packed``: linear weights are reordered once for the CPU, a private copy, and faster; ``mapped``: they stay
+    in the mapped file, which all processes of a node share; ``auto``: packed where the CPU can."""
     attention: Literal["auto", "reference", "cpu"] = "auto"
     """``auto`` is the fastest one for the device; ``reference`` is plain torch, for tests."""
     num_threads: int = Field(default=1, ge=1)

@@ -1,0 +1,56 @@
+"""Attention in plain torch, one sequence after the other, in float32: slow, and obviously right."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.base import RaggedBatch, StepAttention
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAttention:
+    """Runs on any device."""
+
+    device: torch.device
+
+    def prepare(self, batch: RaggedBatch) -> StepAttention:
+        return _ReferenceStep(batch, self.device)
+
+
+class _ReferenceStep:
+    def __init__(self, batch: RaggedBatch, device: torch.device) -> None:
+        self._new_rows = torch.from_numpy(batch.new_rows()).to(device)
+        self._sequences = [
+            (
+                int(batch.token_starts[index]),
+                int(batch.num_tokens[index]),
+                torch.from_numpy(batch.context_rows(index)).to(device),
+            )
+            for index in range(len(batch.starts))
+        ]
+
+    def __call__(self, query: Tensor, new_kv: Tensor, kv: Tensor) -> Tensor:
+        kv[self._new_rows] = new_kv
+        outputs = [
+            attend_one(query[first : first + num_tokens], kv[rows, 0], kv[rows, 1])
+            for first, num_tokens, rows in self._sequences
+        ]
+        return torch.cat(outputs).flatten(1)
+
+
+def attend_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention of the last ``num_tokens`` positions of one sequence.
+
+    ``query`` is [num_tokens, num_heads, head_dim], ``keys`` and ``values`` [context_len, num_kv_heads, head_dim];
+    the last query attends to all of them.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    context_len, num_kv_heads, _ = keys.shape
+    keys = keys.repeat_interleave(num_heads // num_kv_heads, dim=1).float()
+    values = values.repeat_interleave(num_heads // num_kv_heads, dim=1).float()
+    scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * head_dim**-0.5
+    is_visible = torch.ones(num_tokens, context_len, dtype=torch.bool, device=query.device)
+    is_visible = is_visible.tril(diagonal=context_len - num_tokens)
+    weights = scores.masked_fill(~is_visible, -torch.inf).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)

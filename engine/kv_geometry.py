@@ -1,0 +1,23 @@
+"""Shape and size of the paged KV, as planning and memory budgets need it. Imports no torch."""
+
+from dataclasses import dataclass
+
+KV_LAYOUT = "layer-block-token-kv-head"
+"""Order of the pool's dimensions, for ``cache_tiers.keys.KeySalt``: KV in another order is other KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """How the KV of one model is cut into blocks."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size_tokens: int
+    bytes_per_element: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Keys and values of one block, all layers together."""
+        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return per_token * self.block_size_tokens * self.bytes_per_element

@@ -1,0 +1,45 @@
+"""The paged KV pool: one tensor, cut into blocks that the planner hands out by number.
+
+Must not know sequences or who owns a block.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.kv_geometry import KvGeometry
+from engine.step import BlockCopy
+
+
+class KvPool:
+    """Owner of the KV memory of one model."""
+
+    def __init__(
+        self, geometry: KvGeometry, num_blocks: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (
+            geometry.num_layers,
+            num_blocks,
+            geometry.block_size_tokens,
+            2,
+            geometry.num_kv_heads,
+            geometry.head_dim,
+        )
+        # Not zeroed: pages that no sequence ever touched then cost no memory.
+        self._blocks = torch.empty(shape, dtype=dtype, device=device)
+        self.layers: tuple[Tensor, ...] = self._blocks.flatten(1, 2).unbind(0)
+        """Per layer [num_blocks * block_size, 2, num_kv_heads, head_dim]: row ``b * block_size + i`` holds
+        key and value of token ``i`` of block ``b``."""
+
+    def poison(self, block_ids: Sequence[int] | None = None) -> None:
+        """Fill blocks (all of them without an argument) with NaN, so that reading them shows."""
+        if block_ids is None:
+            self._blocks.fill_(torch.nan)
+        else:
+            self._blocks[:, list(block_ids)] = torch.nan
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, all layers; no block is both a source and a destination."""
+        sources = [copy.src for copy in copies]
+        self._blocks[:, [copy.dst for copy in copies]] = self._blocks[:, sources]

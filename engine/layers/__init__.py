@@ -1,0 +1,1 @@
+"""Building blocks of models: plain objects that hold weights and are called with activations."""

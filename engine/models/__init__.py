@@ -1,0 +1,1 @@
+"""Model definitions. They get batches, KV and attention as arguments; they know no request."""
