@@ -79,7 +79,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise MissingCheckpoint(
             f"no checkpoint at {folder}: it has no {MANIFEST_NAME}. Pull the model first "
-            "(headwater pull SOURCE), or correct the path."
+            "(headwater models pull SOURCE), or correct the path."
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(

@@ -24,7 +24,7 @@ def rewrite_manifest(checkpoint: Checkpoint) -> None:
 
 
 def test_a_folder_without_manifest_is_missing_and_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(MissingCheckpoint, match="headwater pull"):
+    with pytest.raises(MissingCheckpoint, match="headwater models pull"):
         open_checkpoint(tmp_path)
 
 
