@@ -1,4 +1,5 @@
-"""The engine's section of the configuration. Frozen; unknown keys are errors; units stand in names."""
+"""The engine's section of the configuration. Frozen; unknown keys are errors; units stand in
+names."""
 
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,8 @@ MIB = 1024 * 1024
 
 
 class PacedConfig(BaseModel):
-    """A runner that sleeps a profiled step time instead of computing (fleet tests and benchmarks)."""
+    """A runner that sleeps a profiled step time instead of computing (fleet tests and
+    benchmarks)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,8 +35,9 @@ class EngineConfig(BaseModel):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights, activations and KV."""
     weight_layout: Literal["auto", "mapped", "packed"] = "auto"
-    """``packed``: linear weights are reordered once for the CPU, a private copy, and faster; ``mapped``: they stay
-    in the mapped file, which all processes of a node share; ``auto``: packed where the CPU can."""
+    """``packed``: linear weights are reordered once for the CPU, a private copy, and faster;
+    ``mapped``: they stay in the mapped file, which all processes of a node share; ``auto``: packed
+    where the CPU can."""
     attention: Literal["auto", "reference", "cpu"] = "auto"
     """``auto`` is the fastest one for the device; ``reference`` is plain torch, for tests."""
     num_threads: int = Field(default=1, ge=1)
@@ -52,7 +55,8 @@ class EngineConfig(BaseModel):
     """Prefill gets at least this many tokens a step when any waits, so that it always advances."""
     prefix_caching: bool = True
     ttft_budget_s: float = Field(default=2.0, gt=0)
-    """The engine's own queue holds only what it can start within this time; the rest waits in gateways."""
+    """The engine's own queue holds only what it can start within this time; the rest waits in
+    gateways."""
     debug_poison_freed_blocks: bool = False
     """Fill freed KV blocks with NaN: a read of stale KV then shows in the output."""
     start_timeout_s: float = Field(default=120.0, gt=0)

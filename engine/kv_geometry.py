@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 KV_LAYOUT = "layer-block-token-kv-head"
-"""Order of the pool's dimensions, for ``cache_tiers.keys.KeySalt``: KV in another order is other KV."""
+"""Order of the pool's dimensions, for ``cache_tiers.keys.KeySalt``: KV in another order is other
+KV."""
 
 
 @dataclass(frozen=True, slots=True)

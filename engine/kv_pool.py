@@ -29,8 +29,8 @@ class KvPool:
         # Not zeroed: pages that no sequence ever touched then cost no memory.
         self._blocks = torch.empty(shape, dtype=dtype, device=device)
         self.layers: tuple[Tensor, ...] = self._blocks.flatten(1, 2).unbind(0)
-        """Per layer [num_blocks * block_size, 2, num_kv_heads, head_dim]: row ``b * block_size + i`` holds
-        key and value of token ``i`` of block ``b``."""
+        """Per layer [num_blocks * block_size, 2, num_kv_heads, head_dim]: row ``b * block_size +
+        i`` holds key and value of token ``i`` of block ``b``."""
 
     def poison(self, block_ids: Sequence[int] | None = None) -> None:
         """Fill blocks (all of them without an argument) with NaN, so that reading them shows."""

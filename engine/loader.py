@@ -1,7 +1,7 @@
 """Weights from safetensors files, mapped into memory: processes on one node share the pages.
 
-Reading a tensor copies nothing. Whoever converts or repacks one makes its own copy and says so. Must not
-know what a tensor is for.
+Reading a tensor copies nothing. Whoever converts or repacks one makes its own copy and says so.
+Must not know what a tensor is for.
 """
 
 from collections.abc import Sequence
@@ -27,20 +27,21 @@ class WeightFiles:
                 raise CheckpointError(
                     f"cannot read {path} ({error}). Delete it and pull the model again."
                 ) from error
-            self._file_of.update({name: file for name in list(file.keys())})
+            self._file_of.update(dict.fromkeys(list(file.keys()), file))
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor called ``name``, mapped; `CheckpointError` if absent or of another shape."""
         file = self._file_of.get(name)
         if file is None:
             raise CheckpointError(
-                f"the checkpoint has no tensor {name!r}. Its config.json doesn't describe its weights; "
-                "pull the model again."
+                f"the checkpoint has no tensor {name!r}: its config.json doesn't describe its "
+                "weights. Pull the model again."
             )
         tensor: Tensor = file.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for {shape}."
+                f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for "
+                f"{shape}. Pull the model again."
             )
         self._taken.add(name)
         return tensor

@@ -46,7 +46,8 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
     """Open the checkpoint, size the KV pool, load the weights.
 
     Raises `CheckpointError` (missing, corrupt, not the pinned weights, unsupported model) or
-    `EngineConfigError` (context, memory or device don't fit), each in one line that says what to change.
+    `EngineConfigError` (context, memory or device don't fit), each in one line that says what to
+    change.
     """
     try:
         checkpoint = open_checkpoint(spec.checkpoint, weights_sha256=spec.weights_sha256)
@@ -114,7 +115,8 @@ def _num_blocks(config: EngineConfig, model_config: LlamaConfig) -> int:
 
 
 def _check_memory(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Refuse a pool that the machine's memory can't hold beside the weights, before anything is loaded."""
+    """Refuse a pool that the machine's memory can't hold beside the weights, before anything is
+    loaded."""
     if config.device != "cpu":
         return
     available = psutil.virtual_memory().available
@@ -130,7 +132,8 @@ def _check_memory(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 
 def _private_weight_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    """Weights in memory of this process; mapped bfloat16 files cost none. They are stored in 2 bytes each."""
+    """Weights in memory of this process; mapped bfloat16 files cost none. They are stored in 2
+    bytes each."""
     if config.weight_layout == "mapped" and config.dtype == "bfloat16":
         return 0
     stored_bytes = sum(path.stat().st_size for path in checkpoint.weights_paths)

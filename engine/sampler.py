@@ -1,7 +1,8 @@
 """From logits to tokens: greedy, temperature, top-p.
 
-Every draw is a pure function of a row's logits, its parameters and (seed, position), so that preemption,
-migration and the rest of the batch don't change it. Must not know sequences, only slots.
+Every draw is a pure function of a row's logits, its parameters and (seed, position), so that
+preemption, migration and the rest of the batch don't change it. Must not know sequences, only
+slots.
 """
 
 import numpy as np
@@ -35,8 +36,9 @@ class Sampler:
     ) -> NDArray[np.int64]:
         """One token per row of ``logits`` [num_rows, vocab_size].
 
-        ``positions`` are those that the new tokens will have. Raises `RunnerError` on NaN logits: the whole
-        step fails, for where one row is NaN the KV that later steps read is not to be trusted either.
+        ``positions`` are those that the new tokens will have. Raises `RunnerError` on NaN logits:
+        the whole step fails, for where one row is NaN the KV that later steps read is not to be
+        trusted either.
         """
         best, best_ids = logits.max(dim=-1)
         if best.isnan().any():
@@ -73,7 +75,8 @@ def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _draw(
     logits: Tensor, temperature: Tensor, top_p: Tensor, uniforms: Tensor
 ) -> NDArray[np.int64]:
-    """Inverse of the cumulative distribution in the order of token ids; a filtered token has no width."""
+    """Inverse of the cumulative distribution in the order of token ids; a filtered token has no
+    width."""
     device = logits.device
     shifted = logits - logits.amax(dim=-1, keepdim=True)  # keeps tiny temperatures finite
     weights = torch.softmax(shifted / temperature.to(device)[:, None], dim=-1).double()
@@ -95,8 +98,9 @@ def _draw(
 
 
 def _nucleus_threshold(weights: Tensor, top_p: Tensor) -> Tensor:
-    """[num_rows, 1] Weight of the last token of the nucleus: the fewest likeliest tokens whose sum reaches
-    ``top_p``. Tokens that tie with it belong to it, so that no order among equals matters."""
+    """[num_rows, 1] Weight of the last token of the nucleus: the fewest likeliest tokens whose sum
+    reaches ``top_p``. Tokens that tie with it belong to it, so that no order among equals
+    matters."""
     target = top_p[:, None]
     k = min(_FIRST_TOP_K, weights.shape[-1])
     likeliest = weights.topk(k, dim=-1).values

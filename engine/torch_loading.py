@@ -59,8 +59,8 @@ def load_torch_runner(
 def _open_device(config: EngineConfig) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise EngineConfigError(
-            "device is 'cuda', but torch finds no CUDA device: set device to 'cpu', or install a build of "
-            "torch with CUDA on a machine with a GPU."
+            "device is 'cuda', but torch finds no CUDA device: set device to 'cpu', or install "
+            "a build of torch with CUDA on a machine with a GPU."
         )
     return torch.device(config.device)
 

@@ -9,7 +9,8 @@ from engine.errors import EngineConfigError
 
 
 def create_attention(name: str, device: torch.device) -> AttentionBackend:
-    """The back end called ``name`` in the configuration; ``auto`` is the fastest one for the device."""
+    """The back end called ``name`` in the configuration; ``auto`` is the fastest one for the
+    device."""
     if name == "auto":
         name = "cpu" if device.type == "cpu" else "reference"
     if name == "cpu":

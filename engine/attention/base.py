@@ -1,4 +1,5 @@
-"""What attention gets and gives. One back end per kind of device; ``reference`` is the twin of all of them."""
+"""What attention gets and gives. One back end per kind of device; ``reference`` is the twin of all
+of them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,15 +13,17 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """The sequences of one step. Their new tokens lie one after the other in the flat token dimension."""
+    """The sequences of one step. Their new tokens lie one after the other in the flat token
+    dimension."""
 
     starts: IntArray
-    """[num_seqs] Position of a sequence's first new token: this many tokens lie in the pool already."""
+    """[num_seqs] Position of a sequence's first new token: this many tokens lie in the pool
+    already."""
     num_tokens: IntArray
     """[num_seqs] New tokens, at least one each."""
     block_tables: IntArray
-    """[num_seqs, max_blocks] Pool blocks in the order of positions; only those up to the last new token are
-    meant, what follows in a row is arbitrary."""
+    """[num_seqs, max_blocks] Pool blocks in the order of positions; only those up to the last new
+    token are meant, what follows in a row is arbitrary."""
     block_size: int
 
     @property
@@ -53,14 +56,15 @@ class RaggedBatch:
 
 
 class StepAttention(Protocol):
-    """Causal attention over the paged pool, for the sequences of one step; called once per layer."""
+    """Causal attention over the paged pool, for the sequences of one step; called once per
+    layer."""
 
     def __call__(self, query: Tensor, new_kv: Tensor, kv: Tensor) -> Tensor:
         """Write ``new_kv`` to the pool, then attend: [num_tokens, num_heads * head_dim].
 
-        ``query`` is [num_tokens, num_heads, head_dim], ``new_kv`` [num_tokens, 2, num_kv_heads, head_dim], both
-        rotated; ``kv`` is the layer's pool (`KvPool.layers`). Pool rows that no sequence of the step has
-        written never influence the result, even if they hold NaN.
+        ``query`` is [num_tokens, num_heads, head_dim], ``new_kv`` [num_tokens, 2, num_kv_heads,
+        head_dim], both rotated; ``kv`` is the layer's pool (`KvPool.layers`). Pool rows that no
+        sequence of the step has written never influence the result, even if they hold NaN.
         """
         ...
 

@@ -42,8 +42,8 @@ class _ReferenceStep:
 def attend_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Causal attention of the last ``num_tokens`` positions of one sequence.
 
-    ``query`` is [num_tokens, num_heads, head_dim], ``keys`` and ``values`` [context_len, num_kv_heads, head_dim];
-    the last query attends to all of them.
+    ``query`` is [num_tokens, num_heads, head_dim], ``keys`` and ``values`` [context_len,
+    num_kv_heads, head_dim]; the last query attends to all of them.
     """
     num_tokens, num_heads, head_dim = query.shape
     context_len, num_kv_heads, _ = keys.shape

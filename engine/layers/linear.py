@@ -1,9 +1,9 @@
 """Linear layers: ``y = x W^T + b``, in two layouts of the same weights.
 
-*Mapped* keeps the checkpoint's tensors as they lie in the mapped file: no memory of its own, shared by all
-processes of a node. *Packed* lets oneDNN reorder them once into its own blocked layout: one private copy,
-for which a CPU step of up to 64 tokens takes about half the time. Layers with the same input are fused in both:
-one call, outputs side by side.
+*Mapped* keeps the checkpoint's tensors as they lie in the mapped file: no memory of its own,
+shared by all processes of a node. *Packed* lets oneDNN reorder them once into its own blocked
+layout: one private copy, for which a CPU step of up to 64 tokens takes about half the time. Layers
+with the same input are fused in both: one call, outputs side by side.
 """
 
 from collections.abc import Sequence
@@ -41,25 +41,27 @@ class PackedLinear:
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None) -> None:
         weight = weights[0] if len(weights) == 1 else torch.cat(tuple(weights))
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)  # noqa: SLF001
         self._bias = None if biases is None else torch.cat(tuple(biases))
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")  # noqa: SLF001
         return y
 
 
 def create_linear(
     weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None, *, layout: WeightLayout
 ) -> Linear:
-    """One layer whose output is that of all ``weights`` ([out_features, in_features]) side by side."""
+    """One layer whose output is that of all ``weights`` ([out_features, in_features]) side by
+    side."""
     return PackedLinear(weights, biases) if layout == "packed" else MappedLinear(weights, biases)
 
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build of torch and this processor run packed layers in ``dtype``.
 
-    The operators behind it are private to torch, and builds without oneDNN lack them: so try, and compare.
+    The operators behind it are private to torch, and builds without oneDNN lack them: so try, and
+    compare.
     """
     weight = torch.linspace(-1, 1, 64 * 32).view(64, 32).to(dtype)
     x = torch.linspace(-1, 1, 3 * 32).view(3, 32).to(dtype)

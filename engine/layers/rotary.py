@@ -1,4 +1,5 @@
-"""Rotary position embedding (RoPE, arXiv:2104.09864), in the half-split form of Llama checkpoints."""
+"""Rotary position embedding (RoPE, arXiv:2104.09864), in the half-split form of Llama
+checkpoints."""
 
 import torch
 from torch import Tensor

@@ -1,7 +1,7 @@
 """The Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU, tied or untied embeddings.
 
-Tokens of all sequences lie in one flat dimension, without padding; only attention knows where a sequence
-begins, and it comes as an argument. Sizes are checked when the weights are loaded.
+Tokens of all sequences lie in one flat dimension, without padding; only attention knows where a
+sequence begins, and it comes as an argument. Sizes are checked when the weights are loaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,8 @@ class LlamaModel:
         device: torch.device,
         layout: WeightLayout,
     ) -> Self:
-        """Build from a checkpoint. A tensor stored as ``dtype`` and needed as it is stays mapped."""
+        """Build from a checkpoint. A tensor stored as ``dtype`` and needed as it is stays
+        mapped."""
         tensors = _TensorSource(config, files, dtype, device, layout)
         hidden = config.hidden_size
         embedding = tensors.take("model.embed_tokens.weight", config.vocab_size, hidden)
@@ -99,9 +100,11 @@ class LlamaModel:
         kv_layers: Sequence[Tensor],
         attend: StepAttention,
     ) -> Tensor:
-        """Last hidden states [num_tokens, hidden_size]; writes the KV of all tokens to ``kv_layers``.
+        """Last hidden states [num_tokens, hidden_size]; writes the KV of all tokens to
+        ``kv_layers``.
 
-        ``token_ids`` and ``positions`` are [num_tokens], sequence after sequence as ``attend`` has them.
+        ``token_ids`` and ``positions`` are [num_tokens], sequence after sequence as ``attend`` has
+        them.
         """
         config = self.config
         norm = self._norm

@@ -30,14 +30,15 @@ class LlamaConfig:
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> Self:
-        """Read config.json's keys; raises `CheckpointError` for what is missing or not implemented."""
+        """Read config.json's keys; raises `CheckpointError` for what is missing or not
+        implemented."""
         _refuse_unknown_kinds(config)
         num_heads = _positive_int(config, "num_attention_heads")
         num_kv_heads = _positive_int(config, "num_key_value_heads", default=num_heads)
         hidden_size = _positive_int(config, "hidden_size")
         if num_heads % num_kv_heads:
             raise CheckpointError(
-                f"config.json: {num_heads} attention heads can't share {num_kv_heads} KV heads evenly."
+                f"config.json: {num_heads} attention heads can't share {num_kv_heads} KV heads."
             )
         head_dim = _positive_int(config, "head_dim", default=hidden_size // num_heads)
         if head_dim % 2:
@@ -71,7 +72,7 @@ class LlamaConfig:
 def _refuse_unknown_kinds(config: dict[str, Any]) -> None:
     if config.get("model_type") != "llama":
         raise CheckpointError(
-            f"config.json: model_type {config.get('model_type')!r} is not supported; only 'llama' is."
+            f"config.json: model_type {config.get('model_type')!r} is not supported, only 'llama'."
         )
     if config.get("hidden_act", "silu") != "silu":
         raise CheckpointError(
