@@ -105,9 +105,7 @@ def _positive(file: GgufFile, key: str, default: int | None = None) -> int:
 
 
 def _number(file: GgufFile, key: str, default: float | None = None) -> float:
-    """A finite positive number, written as shortly as float32 allows: 1e-05, not
-    9.999999747378752e-06.
-    """
+    """A finite positive number, as short as float32 allows: 1e-05 for 9.999999747378752e-06."""
     value = file.metadata.get(key, default)
     if type(value) is not float or not 0 < value < float("inf"):
         raise _corrupt(file, key, value)

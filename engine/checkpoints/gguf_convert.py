@@ -1,7 +1,6 @@
-"""Converts a llama-family GGUF file into a checkpoint folder: dequantized bfloat16 safetensors,
-config, tokenizer.
+"""Converts a llama-family GGUF file into a checkpoint folder.
 
-Works on one tensor at a time and needs no torch.
+Weights are dequantized to bfloat16, one tensor at a time; torch is not needed.
 """
 
 from dataclasses import dataclass
@@ -27,9 +26,7 @@ class _Origin:
     gguf_name: str
     spec: TensorSpec
     num_rotary_heads: int = 0
-    """Heads whose rows GGUF stores interleaved for its own rotary embedding; 0 for other
-    tensors.
-    """
+    """Heads whose rows GGUF interleaves for its own rotary embedding; 0 for other tensors."""
 
 
 def convert_gguf(path: Path, folder: Path) -> None:

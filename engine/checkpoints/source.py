@@ -1,5 +1,6 @@
-"""What ``pull`` needs of a place that models come from. A new kind is one file and one line in
-``pull.py``.
+"""What ``pull`` needs of a place that models come from.
+
+A new kind of place is one file beside this one and one line in ``pull.py``.
 """
 
 from pathlib import Path
@@ -20,14 +21,11 @@ class Source(Protocol):
         ...
 
     def stamp(self) -> str:
-        """Changes when a local source is edited; empty if the name itself is immutable. Costs no
-        reading.
-        """
+        """Changes when a local source is edited; empty if its name is immutable. Reads no data."""
         ...
 
     def fetch(self, scratch: Path, folder: Path, *, sha256: str | None) -> str:
-        """Write the checkpoint's files, all but the manifest, into ``folder``; return the source's
-        sha256.
+        """Write the checkpoint's files (not the manifest) into ``folder``, return the source's hash.
 
         ``scratch`` is an empty folder on the same file system, removed afterwards. Raises
         `HashMismatch` before anything of a source that isn't ``sha256`` is used, and any other

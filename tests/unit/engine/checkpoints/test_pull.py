@@ -177,5 +177,5 @@ def test_a_name_cannot_leave_the_store(tiny_gguf: Path, home: Path, name: str) -
 
 def test_a_home_that_cannot_be_written_is_one_clear_error(tiny_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreUnavailable, match="cannot write"):
+    with pytest.raises(StoreUnavailable, match="cannot bring"):
         pull(str(tiny_gguf), home=tmp_path / "file")
