@@ -25,7 +25,7 @@ class Source(Protocol):
         ...
 
     def fetch(self, scratch: Path, folder: Path, *, sha256: str | None) -> str:
-        """Write the checkpoint's files (not the manifest) into ``folder``, return the source's hash.
+        """Write the files, all but the manifest, into ``folder``; return the source's sha256.
 
         ``scratch`` is an empty folder on the same file system, removed afterwards. Raises
         `HashMismatch` before anything of a source that isn't ``sha256`` is used, and any other
