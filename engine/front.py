@@ -1,0 +1,259 @@
+"""The engine's front: what an engine replica runs beside its step loop.
+
+Owns the connections to the gateways and the credits; forwards requests to the step loop's process
+and its frames to the gateways; knows whether that process is alive; drains. Must not know tensors,
+Ray or HTTP. Lives on one event loop.
+"""
+
+import asyncio
+import itertools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.checkpoints.store import open_checkpoint
+from engine.config import EngineSpec
+from engine.credits import CreditError, CreditLedger
+from engine.messages import (
+    Demand,
+    Draining,
+    GatewayMessage,
+    Grant,
+    LoadView,
+    ReturnCredits,
+    StepFrame,
+    Submit,
+)
+from engine.model_card import make_model_card
+from engine.rank_messages import FromGateway, GatewayGone, StepReport
+from engine.rank_process import EngineDeadError, EngineStartError, RankProcess
+from wire.connection import Connection
+from wire.endpoint import Endpoint
+from wire.errors import ConnectionClosed
+from wire.limits import MIB, Limits
+from wire.listener import Listener, listen
+
+logger = logging.getLogger(__name__)
+
+MAX_SILENCE_S = 30.0
+"""A step loop that did not go round for so long is stuck; far above the longest step."""
+LOAD_PERIOD_S = 0.1
+"""A gateway that gets no deltas is told the load at most this often."""
+MAX_GATEWAY_BACKLOG_BYTES = 8 * MIB
+"""Frames that a gateway has not read; with more, it is cut."""
+DRAIN_SETTLE_S = 1.0
+"""Credits that are out when draining begins can be used for so long: submits are on their way."""
+_DRAIN_POLL_S = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class _Gateway:
+    """One connected gateway."""
+
+    source: int
+    connection: Connection
+    is_load_stale: bool = False
+
+
+class EngineFront:
+    """Call order: ``start``, ``drain`` if there is time, ``close`` in any case."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        engine_id: str,
+        secret: bytes,
+        host: str,
+        unix_dir: Path | None,
+    ) -> None:
+        self._spec = spec.model_copy(update={"checkpoint": spec.checkpoint.absolute()})
+        self._engine_id = engine_id
+        self._secret = secret
+        self._host = host
+        self._unix_dir = unix_dir
+        self._rank = RankProcess()
+        max_num_seqs = spec.config.max_num_seqs
+        # A few wait inside, so that a finished request's place is taken by the next step already.
+        self._ledger = CreditLedger(
+            max_num_seqs + max(2, max_num_seqs // 16), spec.config.ttft_budget_s
+        )
+        self._sources = itertools.count(1)
+        self._gateways: dict[int, _Gateway] = {}
+        self._load = LoadView()
+        self._load_changed = asyncio.Event()
+        self._card = b""
+        self._listener: Listener | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: str | None = None
+        self._is_draining = False
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(GatewayMessage).decode
+
+    @property
+    def rank_pid(self) -> int:
+        """Process id of the step loop."""
+        return self._rank.pid
+
+    async def start(self) -> Endpoint:
+        """Load the model and listen. Raises ``EngineStartError``; ``close`` is due then, too."""
+        ready = await self._rank.start(self._spec)
+        self._load = ready.load
+        logger.info(
+            "%s: loaded in %.2f s, warmed up in %.2f s, prefills %.0f tokens/s",
+            self._engine_id,
+            ready.load_time_s,
+            ready.warm_up_time_s,
+            ready.load.prefill_tokens_per_s,
+        )
+        checkpoint = await asyncio.to_thread(open_checkpoint, self._spec.checkpoint)
+        self._card = self._encode(
+            make_model_card(self._spec, checkpoint, ready, engine_id=self._engine_id)
+        )
+        try:
+            self._listener = await listen(
+                self._host,
+                self._unix_dir / "engine.sock" if self._unix_dir is not None else None,
+                secret=self._secret,
+                on_connection=self._serve,
+                limits=Limits(max_send_queue_bytes=len(self._card) + MAX_GATEWAY_BACKLOG_BYTES),
+            )
+        except (OSError, ValueError) as error:
+            raise EngineStartError(f"cannot listen on {self._host}: {error}") from error
+        self._tasks = [
+            asyncio.create_task(self._relay(), name="relay"),
+            asyncio.create_task(self._share_load(), name="share load"),
+        ]
+        return self._listener.endpoint
+
+    def check_health(self) -> None:
+        """Raises ``EngineDeadError`` when the step loop's process is gone or stuck."""
+        if self._failure is not None:
+            raise EngineDeadError(self._failure)
+        if not self._rank.is_running:
+            raise EngineDeadError("the step loop's process is not running")
+        if self._rank.silence_s > MAX_SILENCE_S:
+            raise EngineDeadError(f"the step loop has been stuck for {self._rank.silence_s:.0f} s")
+
+    async def drain(self, grace_s: float | None = None) -> bool:
+        """Grant nothing more and wait for the running requests, up to ``grace_s`` if given.
+
+        Returns whether all of them ended.
+        """
+        self._is_draining = True
+        self._ledger.stop_granting()
+        for gateway in self._gateways.values():
+            gateway.connection.send(self._encode(Draining()))
+        now_s = asyncio.get_running_loop().time
+        started_s = now_s()
+        while self._failure is None:
+            is_settled = self._ledger.num_granted == 0 or now_s() - started_s > DRAIN_SETTLE_S
+            if self._ledger.num_in_flight == 0 and is_settled:
+                return True
+            if grace_s is not None and now_s() - started_s > grace_s:
+                break
+            await asyncio.sleep(_DRAIN_POLL_S)
+        return False
+
+    async def close(self) -> None:
+        """Close all connections and end the step loop's process; fine at any time, even twice."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            await self._listener.close()
+        await self._rank.stop()
+
+    async def _serve(self, connection: Connection) -> None:
+        """One gateway, from its handshake to its end."""
+        gateway = _Gateway(next(self._sources), connection)
+        self._gateways[gateway.source] = gateway
+        self._ledger.set_demand(gateway.source, 0)
+        connection.send(self._card)
+        connection.send(self._encode(StepFrame([], self._load)))
+        if self._is_draining:
+            connection.send(self._encode(Draining()))
+        try:
+            while self._failure is None:
+                self._take(gateway.source, await connection.receive())
+            connection.close(self._failure)
+        except ConnectionClosed as closed:
+            logger.info("gateway %d is gone: %s", gateway.source, closed.reason)
+        except (CreditError, msgspec.MsgspecError) as error:
+            logger.warning("gateway %d broke the protocol: %s", gateway.source, error)
+            connection.close(str(error))
+        finally:
+            del self._gateways[gateway.source]
+            self._ledger.closed(gateway.source)
+            self._rank.send(GatewayGone(gateway.source))
+            self._grant()
+
+    def _take(self, source: int, payload: bytes) -> None:
+        message = self._decode(payload)
+        if isinstance(message, Demand):
+            self._ledger.set_demand(source, message.num_waiting)
+        elif isinstance(message, ReturnCredits):
+            self._ledger.returned(source, message.num_credits)
+        else:
+            if isinstance(message, Submit):
+                self._ledger.submitted(source, len(message.request.token_ids))
+            self._rank.send(FromGateway(source, payload))
+        self._grant()
+
+    def _grant(self) -> None:
+        for source, num_credits in self._ledger.grants(self._load).items():
+            self._gateways[source].connection.send(self._encode(Grant(num_credits)))
+
+    async def _relay(self) -> None:
+        """Pass on what the step loop reports, until its process ends."""
+        try:
+            while True:
+                self._pass_on(await self._rank.receive())
+        except ConnectionClosed:
+            self._fail(await self._rank.describe_end())
+        except Exception:
+            logger.exception("a report of the step loop could not be passed on")
+            self._fail("the engine's front failed")
+
+    def _pass_on(self, report: StepReport) -> None:
+        self._load = report.load
+        self._ledger.taken(report.num_submits_taken)
+        informed: set[int] = set()
+        for frame in report.frames:
+            self._ledger.finished(frame.source, frame.num_finished)
+            gateway = self._gateways.get(frame.source)
+            if gateway is not None:
+                gateway.connection.send(frame.payload)
+                gateway.is_load_stale = False
+                informed.add(frame.source)
+        others = [gateway for source, gateway in self._gateways.items() if source not in informed]
+        if report.events is not None:
+            self._send_load(others, self._encode(StepFrame([], report.load, report.events)))
+        elif others:
+            for gateway in others:
+                gateway.is_load_stale = True
+            self._load_changed.set()
+        self._grant()
+
+    async def _share_load(self) -> None:
+        """Tell the load to gateways whose streams did not bring it, at most once per period."""
+        while True:
+            await self._load_changed.wait()
+            self._load_changed.clear()
+            stale = [gateway for gateway in self._gateways.values() if gateway.is_load_stale]
+            self._send_load(stale, self._encode(StepFrame([], self._load)))
+            await asyncio.sleep(LOAD_PERIOD_S)
+
+    def _send_load(self, gateways: list[_Gateway], payload: bytes) -> None:
+        for gateway in gateways:
+            gateway.connection.send(payload)
+            gateway.is_load_stale = False
+
+    def _fail(self, reason: str) -> None:
+        """The engine is lost: gateways end their open requests when their connection closes."""
+        logger.error("%s: %s", self._engine_id, reason)
+        self._failure = reason
+        for gateway in self._gateways.values():
+            gateway.connection.close(reason)

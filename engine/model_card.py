@@ -1,0 +1,36 @@
+"""Makes the model card: what gateways must know of the model behind this engine."""
+
+from cache_tiers.keys import KeySalt, root_key
+from engine.checkpoints.store import Checkpoint
+from engine.config import EngineSpec
+from engine.kv_geometry import KV_LAYOUT
+from engine.messages import ModelCard
+from engine.rank_messages import Ready
+
+
+def make_model_card(
+    spec: EngineSpec, checkpoint: Checkpoint, ready: Ready, *, engine_id: str
+) -> ModelCard:
+    """Reads the tokenizer; what depends on the loaded model comes from ``ready``."""
+    salt = KeySalt(
+        weights_revision=ready.weights_revision,
+        kv_dtype=spec.config.dtype,
+        block_size_tokens=spec.config.block_size_tokens,
+        layout=KV_LAYOUT,
+    )
+    return ModelCard(
+        engine_id=engine_id,
+        model=spec.model,
+        weights_revision=ready.weights_revision,
+        root_key=root_key(salt),
+        block_size_tokens=spec.config.block_size_tokens,
+        num_blocks=ready.num_blocks,
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.vocab_size,
+        eos_token_ids=list(checkpoint.eos_token_ids),
+        tokenizer_json=checkpoint.tokenizer_path.read_bytes(),
+        chat_template=checkpoint.chat_template,
+        bos_token=checkpoint.special_tokens.get("bos_token"),
+        eos_token=checkpoint.special_tokens.get("eos_token"),
+        created_s=int(checkpoint.weights_paths[0].stat().st_mtime),
+    )
