@@ -1,7 +1,8 @@
 """What the gateway needs of an engine replica, whatever carries it.
 
-The channel client (TCP or Unix socket), the in-process client and the test fakes implement ``EngineClient``, so
-that the engine behind can be another one. Everything is called from one event loop and never blocks it.
+The channel client (TCP or Unix socket), the in-process client and the test fakes implement
+``EngineClient``, so that the engine behind can be another one. Everything is called from one event
+loop and never blocks it.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import Protocol
 from engine.messages import CacheEvents, EngineRequest, LoadView, ModelCard, TokenDelta
 
 DeltaSink = Callable[[TokenDelta], None]
-"""Gets the deltas of one request in order; after one with a finish reason nothing follows. Must not raise."""
+"""Gets the deltas of one request in order; after one with a finish reason nothing follows. Must not
+raise.
+"""
 
 
 class EngineListener(Protocol):
@@ -29,7 +32,9 @@ class EngineListener(Protocol):
         ...
 
     def on_closed(self, client: "EngineClient", reason: str) -> None:
-        """The connection is gone. Every open sink has been given a delta with ``FinishReason.ERROR`` before."""
+        """The connection is gone. Every open sink has been given a delta with
+        ``FinishReason.ERROR`` before.
+        """
         ...
 
 
@@ -63,7 +68,9 @@ class EngineClient(Protocol):
         ...
 
     def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
-        """End a request (see ``engine.messages.Abort``); its sink still gets the last delta with the usage."""
+        """End a request (see ``engine.messages.Abort``); its sink still gets the last delta with
+        the usage.
+        """
         ...
 
     async def close(self) -> None:

@@ -1,0 +1,79 @@
+"""Reads a request's body, bounded, and parses its JSON. Must not know what the JSON means."""
+
+import json
+from typing import Any
+
+import orjson
+from starlette.types import Message, Receive, Scope
+
+from app.errors import BodyTooLargeError, InvalidRequestError
+
+_MAX_DRAINED_BYTES = 64 * 1024 * 1024
+"""Read and thrown away of a body that is too large: a client that is still sending would miss the
+answer.
+"""
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection; nobody reads an answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes:
+    """The whole body. Raises ``BodyTooLargeError`` as soon as it is known to be over the limit."""
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > max_body_bytes:
+        if b"expect" not in headers:
+            await _drain(receive, 0)
+        raise BodyTooLargeError(max_body_bytes)
+    chunks: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await _next(receive)
+        chunk = message.get("body", b"")
+        num_bytes += len(chunk)
+        if num_bytes > max_body_bytes:
+            if message.get("more_body", False):
+                await _drain(receive, num_bytes)
+            raise BodyTooLargeError(max_body_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def parse_json_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object; raises ``InvalidRequestError`` for anything else."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        value = _parse_with_nan(body, error)
+    if not isinstance(value, dict):
+        raise InvalidRequestError("The request body must be a JSON object.")
+    return value
+
+
+def _parse_with_nan(body: bytes, error: orjson.JSONDecodeError) -> Any:
+    """NaN and Infinity are no JSON, but many clients write them: read them, so that validation
+    names the field.
+    """
+    if b"NaN" in body or b"Infinity" in body:
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            pass
+    raise InvalidRequestError(f"The request body is not valid JSON: {error.msg}.") from error
+
+
+async def _next(receive: Receive) -> Message:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError
+    return message
+
+
+async def _drain(receive: Receive, num_bytes: int) -> None:
+    while num_bytes < _MAX_DRAINED_BYTES:
+        message = await _next(receive)
+        num_bytes += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return

@@ -1,0 +1,160 @@
+"""``EngineClient`` over a ``wire`` connection: what a gateway and an engine replica say to each
+other.
+
+Counts credits and sinks; must not know why anything is sent.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+
+from app.client import DeltaSink, EngineListener
+from app.membership import ConnectError, EngineAddress
+from engine.messages import (
+    Abort,
+    Demand,
+    Draining,
+    EngineMessage,
+    EngineRequest,
+    FinishReason,
+    GatewayMessage,
+    Grant,
+    LoadView,
+    ModelCard,
+    ReturnCredits,
+    StepFrame,
+    Submit,
+    TokenDelta,
+)
+from wire.connection import Connection, connect
+from wire.errors import ConnectionClosed
+
+logger = logging.getLogger(__name__)
+
+CARD_TIMEOUT_S = 10.0
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(EngineMessage)
+
+
+async def connect_engine(address: EngineAddress, listener: EngineListener) -> "ChannelClient":
+    """Dial ``address`` and read its card. Raises ``ConnectError`` or ``WireError``."""
+    connection = await connect(address.endpoint, secret=address.secret)
+    try:
+        async with asyncio.timeout(CARD_TIMEOUT_S):
+            card = _decoder.decode(await connection.receive())
+        if not isinstance(card, ModelCard):
+            raise ConnectError(f"{address.endpoint} sent {type(card).__name__} before its card")
+        if card.engine_id != address.engine_id:
+            raise ConnectError(
+                f"{address.endpoint} is {card.engine_id!r}, not {address.engine_id!r}"
+            )
+    except (TimeoutError, msgspec.DecodeError, ConnectError) as error:
+        connection.close("no valid model card")
+        reason = str(error) or f"no model card within {CARD_TIMEOUT_S:g} s"
+        raise ConnectError(reason) from error
+    except asyncio.CancelledError:
+        connection.close("dialing was cancelled")
+        raise
+    return ChannelClient(connection, card, listener)
+
+
+class ChannelClient:
+    """One engine replica at the other end of ``connection``, which it owns."""
+
+    def __init__(self, connection: Connection, card: ModelCard, listener: EngineListener) -> None:
+        self._connection = connection
+        self._card = card
+        self._listener = listener
+        self._load = LoadView()
+        self._num_credits = 0
+        self._is_accepting = True
+        self._sinks: dict[str, DeltaSink] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    @property
+    def load(self) -> LoadView:
+        return self._load
+
+    @property
+    def num_credits(self) -> int:
+        return self._num_credits
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._is_accepting
+
+    def set_demand(self, num_waiting: int) -> None:
+        if num_waiting == 0 and self._num_credits > 0:
+            self._send(ReturnCredits(self._num_credits))
+            self._num_credits = 0
+        self._send(Demand(num_waiting))
+
+    def submit(self, request: EngineRequest, sink: DeltaSink) -> None:
+        assert self._num_credits > 0, "submit without a credit"
+        self._num_credits -= 1
+        self._sinks[request.request_id] = sink
+        self._send(Submit(request))
+
+    def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
+        if request_id in self._sinks:
+            self._send(Abort(request_id, num_kept_tokens))
+
+    async def close(self) -> None:
+        # The engine aborts what is open when the connection goes.
+        self._connection.close("the gateway closed the connection")
+        await self._reader
+
+    def _send(self, message: GatewayMessage) -> None:
+        self._connection.send(_encoder.encode(message))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._handle(_decoder.decode(await self._connection.receive()))
+        except ConnectionClosed as closed:
+            self._end(closed.reason)
+        except msgspec.DecodeError as error:
+            reason = f"the engine sent a message of another version: {error}"
+            self._connection.close(reason)
+            self._end(reason)
+
+    def _handle(self, message: EngineMessage) -> None:
+        match message:
+            case StepFrame():
+                self._load = message.load
+                for delta in message.deltas:
+                    self._deliver(delta)
+                self._listener.on_step(self, message.events)
+            case Grant():
+                if self._is_accepting:
+                    self._num_credits += message.num_credits
+                    self._listener.on_credits(self)
+            case Draining():
+                self._is_accepting = False
+                self._num_credits = 0
+                self._listener.on_draining(self)
+            case ModelCard():
+                logger.warning("engine %s sent its card twice", self._card.engine_id)
+
+    def _deliver(self, delta: TokenDelta) -> None:
+        if delta.finish_reason is None:
+            sink = self._sinks.get(delta.request_id)
+        else:
+            sink = self._sinks.pop(delta.request_id, None)
+        if sink is not None:
+            sink(delta)
+
+    def _end(self, reason: str) -> None:
+        self._is_accepting = False
+        self._num_credits = 0
+        sinks, self._sinks = self._sinks, {}
+        error = f"The connection to the engine was lost: {reason}."
+        for request_id, sink in sinks.items():
+            sink(TokenDelta(request_id, [], finish_reason=FinishReason.ERROR, error=error))
+        self._listener.on_closed(self, reason)

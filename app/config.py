@@ -1,0 +1,68 @@
+"""The gateway's section of the configuration. Frozen; unknown keys are errors; units stand in
+names.
+"""
+
+import re
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MIB = 1024 * 1024
+
+HASHED_KEY_PREFIX = "sha256:"
+
+
+class ModelRoute(BaseModel):
+    """A model that clients may ask for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=200)
+    aliases: tuple[str, ...] = ()
+    """Other names for the same model; answers carry ``name``."""
+
+
+class GatewayConfig(BaseModel):
+    """How the HTTP edge behaves; all of it may change at run time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    models: tuple[ModelRoute, ...] = ()
+    """The first one is the first of ``/v1/models``. A model without a ready replica is
+    "loading".
+    """
+    api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    """Accepted keys, plain or as ``sha256:`` and 64 hex digits. Empty: no authentication."""
+    max_queue_len: int = Field(default=1024, ge=1)
+    """Waiting requests per model; one more is refused with 503."""
+    max_queue_wait_s: float = Field(default=30.0, gt=0)
+    """Longest wait for an engine, then 504; after half of it the request goes to the front."""
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest time from arrival to the last token."""
+    max_body_bytes: int = Field(default=8 * MIB, ge=1)
+    slow_client_buffer_bytes: int = Field(default=MIB, ge=1)
+    """What may wait for a client that reads slowly; beyond it the stream is cut."""
+    tokenize_off_loop_chars: int = Field(default=4000, ge=0)
+    """Longer conversations are templated and tokenized in a thread."""
+    sse_keep_alive_s: float = Field(default=15.0, gt=0)
+    """Gap after which an idle stream gets a comment, so that proxies keep it open."""
+    prefix_index_max_keys: int = Field(default=500_000, ge=1)
+    """Bound of each model's prefix index; one key stands for 128 tokens and costs about 300
+    bytes.
+    """
+
+    @model_validator(mode="after")
+    def _check_keys_and_names(self) -> Self:
+        for position, key in enumerate(self.api_keys):
+            if key.startswith(HASHED_KEY_PREFIX):
+                if not re.fullmatch(r"[0-9a-f]{64}", key.removeprefix(HASHED_KEY_PREFIX)):
+                    raise ValueError(
+                        f"api_keys[{position}]: write 64 lower-case hex digits after 'sha256:'"
+                    )
+            elif not key or not key.isascii() or key.strip() != key:
+                raise ValueError(f"api_keys[{position}]: must be ASCII text without outer spaces")
+        names = [name for route in self.models for name in (route.name, *route.aliases)]
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"models: names and aliases must differ; used twice: {twice}")
+        return self

@@ -1,0 +1,275 @@
+"""Brings each request of one model to an engine: choose, wait for a credit, submit, and again if
+the engine is lost.
+
+Owns the waiting queue and every open job; one event loop. Must not know HTTP or text.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from app.client import EngineClient
+from app.config import GatewayConfig
+from app.errors import (
+    ApiError,
+    EngineError,
+    ModelLoadingError,
+    OverloadedError,
+    RequestTimeoutError,
+)
+from app.fleet import Fleet, Member
+from app.queue import Job, WaitingQueue
+from engine.messages import CacheEvents, EngineRequest, FinishReason, ModelCard, TokenDelta
+
+MAX_ATTEMPTS = 3
+"""Engines that may lose one request before its client is told: a request that kills engines must
+not kill all.
+"""
+
+TICK_S = 0.05
+"""How often waiting requests are looked at again."""
+
+MAX_RECHOSEN_PER_TICK = 32
+"""Oldest first; bounds the work of a tick, whatever the length of the queue."""
+
+
+class Dispatcher:
+    """The requests of one model. Implements ``app.client.EngineListener``."""
+
+    def __init__(
+        self, model: str, config: GatewayConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.fleet = Fleet(config.prefix_index_max_keys)
+        self._clock = clock
+        self._queue = WaitingQueue()
+        self._jobs: dict[str, Job] = {}
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def card(self) -> ModelCard | None:
+        """The card of an engine that takes requests; None while the model is loading."""
+        return next((member.client.card for member in self.fleet if member.is_accepting), None)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(member.running) for member in self.fleet)
+
+    # What the gateway asks.
+
+    def enqueue(self, job: Job) -> None:
+        """Take ``job``; its answer hears everything from here on.
+
+        Raises ``ModelLoadingError`` without an engine and ``OverloadedError`` when the queue is
+        full.
+        """
+        if self.card is None:
+            raise ModelLoadingError(self.model)
+        if len(self._queue) >= self.config.max_queue_len:
+            raise OverloadedError(
+                f"The model `{self.model}` has {len(self._queue)} requests waiting, which is the "
+                "limit. Try again shortly."
+            )
+        self._jobs[job.request_id] = job
+        self._wait(job)
+
+    def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
+        """End a running request; its answer still gets the last delta. Unknown ids are ignored."""
+        job = self._jobs.get(request_id)
+        if job is not None and job.is_running:
+            member = self.fleet.get(job.engine_id)
+            if member is not None:
+                member.client.abort(request_id, num_kept_tokens)
+
+    def cancel(self, request_id: str) -> None:
+        """Nobody wants the answer any more: leave the queue, or stop the engine. Unknown ids are
+        ignored.
+        """
+        job = self._jobs.get(request_id)
+        if job is None:
+            return
+        job.is_cancelled = True
+        if job.is_running:
+            self.abort(request_id)
+        else:
+            self._queue.remove(job)
+            self._announce(self.fleet.get(job.engine_id))
+            del self._jobs[request_id]
+
+    # Membership.
+
+    def add_engine(self, client: EngineClient) -> Member:
+        """``client`` takes requests from now on, those that wait for any engine first."""
+        member = Member(client)
+        self.fleet.add(member)
+        self._rechoose([job for job in self._queue if job.engine_id is None])
+        return member
+
+    def retire_engine(self, engine_id: str) -> None:
+        """Send it nothing more; its connection closes when its running requests have ended."""
+        member = self.fleet.get(engine_id)
+        if member is not None:
+            member.is_retiring = True
+            self._rechoose(self._queue.waiting_for(engine_id))
+            member.announce_demand(0)
+            self._close_if_done(member)
+
+    async def close(self) -> None:
+        """Close every connection; open requests end with an error."""
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+        for job in self._queue:
+            self._queue.remove(job)
+            self._fail(job, OverloadedError("The gateway is shutting down. Try again."))
+        for member in self.fleet:
+            member.is_retiring = True
+            self._close_soon(member)
+        await asyncio.gather(*self._closing)
+
+    # What engines say.
+
+    def on_credits(self, client: EngineClient) -> None:
+        member = self.fleet.get(client.card.engine_id)
+        if member is not None:
+            self._use_credits(member)
+
+    def on_step(self, client: EngineClient, events: CacheEvents | None) -> None:
+        member = self.fleet.get(client.card.engine_id)
+        if member is not None:
+            self.fleet.see_step(member, events)
+
+    def on_draining(self, client: EngineClient) -> None:
+        self._rechoose(self._queue.waiting_for(client.card.engine_id))
+
+    def on_closed(self, client: EngineClient, reason: str) -> None:
+        member = self.fleet.remove(client.card.engine_id)
+        if member is None:
+            return
+        self._rechoose(self._queue.waiting_for(member.engine_id))
+        assert not member.running, f"{member.engine_id} closed without ending its requests"
+        member.closed.set()
+
+    # Waiting.
+
+    def _wait(self, job: Job) -> None:
+        job.queued_s = self._clock()
+        job.engine_id = None
+        member = self.fleet.choose(job, self._queue)
+        job.engine_id = None if member is None else member.engine_id
+        self._queue.add(job)
+        if member is not None:
+            self._use_credits(member)
+        if self._tick_handle is None and len(self._queue):
+            self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _rechoose(self, jobs: Iterable[Job]) -> None:
+        changed: set[str] = set()
+        for job in jobs:
+            member = self.fleet.choose(job, self._queue)
+            engine_id = None if member is None else member.engine_id
+            if engine_id != job.engine_id:
+                changed.update(id_ for id_ in (engine_id, job.engine_id) if id_ is not None)
+                self._queue.move(job, engine_id)
+        for engine_id in changed:
+            member = self.fleet.get(engine_id)
+            if member is not None:
+                self._use_credits(member)
+
+    def _use_credits(self, member: Member) -> None:
+        urgent_before_s = self._clock() - self.config.max_queue_wait_s / 2
+        while member.is_accepting and member.client.num_credits > 0:
+            job = self._queue.pop_for(
+                member.engine_id, urgent_before_s=urgent_before_s, fits=member.fits
+            )
+            if job is None:
+                break
+            meant_for = self.fleet.get(job.engine_id)
+            self._submit(member, job)
+            if meant_for is not member:
+                self._announce(meant_for)
+        self._announce(member)
+
+    def _announce(self, member: Member | None) -> None:
+        if member is not None:
+            member.announce_demand(self._queue.num_waiting(member.engine_id))
+
+    def _tick(self) -> None:
+        self._tick_handle = None
+        now_s = self._clock()
+        max_wait_s = self.config.max_queue_wait_s
+        for job in self._queue:
+            if now_s >= min(job.queued_s + max_wait_s, job.deadline_s):
+                self._queue.remove(job)
+                self._announce(self.fleet.get(job.engine_id))
+                waited_s = now_s - job.queued_s
+                self._fail(
+                    job, RequestTimeoutError(f"No replica had room within {waited_s:.1f} s.")
+                )
+        self._rechoose(self._queue.oldest(MAX_RECHOSEN_PER_TICK))
+        if len(self._queue):
+            self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    # Running.
+
+    def _submit(self, member: Member, job: Job) -> None:
+        now_s = self._clock()
+        job.engine_id = member.engine_id
+        job.is_running = True
+        job.submitted_s = now_s
+        job.num_attempts += 1
+        member.running[job.request_id] = job
+        self.fleet.count_send(member, job)
+        request = EngineRequest(
+            request_id=job.request_id,
+            token_ids=job.prompt.token_ids,
+            root_key=job.prompt.root_key,
+            block_keys=job.prompt.block_keys,
+            sampling=job.sampling,
+            timeout_s=max(0.001, job.deadline_s - now_s),
+        )
+        member.client.submit(request, partial(self._on_delta, member, job))
+
+    def _on_delta(self, member: Member, job: Job, delta: TokenDelta) -> None:
+        if delta.token_ids:
+            job.has_tokens = True
+        if delta.finish_reason is None:
+            job.answer.on_delta(delta)
+            return
+        del member.running[job.request_id]
+        job.is_running = False
+        is_lost = delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
+        if is_lost and not job.has_tokens and not job.is_cancelled:
+            self._retry(job, delta.error or "it ended the request")
+        else:
+            del self._jobs[job.request_id]
+            job.answer.on_delta(delta)
+        self._close_if_done(member)
+
+    def _retry(self, job: Job, reason: str) -> None:
+        """Nothing was shown to the client yet, so another engine can start over."""
+        assert job.engine_id is not None
+        job.tried.add(job.engine_id)
+        if job.num_attempts >= MAX_ATTEMPTS:
+            self._fail(job, EngineError(f"{job.num_attempts} replicas failed; the last: {reason}"))
+        else:
+            self._wait(job)
+
+    def _fail(self, job: Job, error: ApiError) -> None:
+        del self._jobs[job.request_id]
+        job.answer.fail(error)
+
+    def _close_if_done(self, member: Member) -> None:
+        if member.is_retiring and not member.running and self.fleet.get(member.engine_id) is member:
+            self._close_soon(member)
+
+    def _close_soon(self, member: Member) -> None:
+        task = asyncio.create_task(member.client.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

@@ -1,0 +1,142 @@
+"""Everything a client can be told went wrong, in the shape of OpenAI's error object.
+
+The one exception tree of this package. Must not know HTTP frameworks: ``app.middleware`` turns an
+``ApiError`` into a response, ``app.sse`` into the last event of a stream that already began.
+"""
+
+import orjson
+
+
+class ApiError(Exception):
+    """An answer with an error status; the message is fit for the client and names what to
+    change.
+    """
+
+    status = 500
+    type = "server_error"
+    default_code: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.default_code
+        self.headers = headers or {}
+
+    def body(self, request_id: str) -> bytes:
+        """The JSON of the error; ``request_id`` is the server-made one, as in the log."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+            "request_id": request_id,
+        }
+        return orjson.dumps({"error": error})
+
+
+class InvalidRequestError(ApiError):
+    """The request is malformed or asks for what is not supported; sending it again cannot help."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and answer cannot fit, however long the client waits."""
+
+    default_code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message, param=param, headers={"x-should-retry": "false"})
+
+
+class AuthenticationError(ApiError):
+    """No API key, or one that is not known."""
+
+    status = 401
+    type = "authentication_error"
+    default_code = "invalid_api_key"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"www-authenticate": "Bearer"})
+
+
+class NotFoundError(ApiError):
+    """No such path or model."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class ModelNotFoundError(NotFoundError):
+    """The model is not served here."""
+
+    default_code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model `{model[:200]}` does not exist or you do not have access to it."
+        )
+
+
+class MethodNotAllowedError(ApiError):
+    """The path exists, for other methods."""
+
+    status = 405
+    type = "invalid_request_error"
+    default_code = "method_not_allowed"
+
+
+class BodyTooLargeError(ApiError):
+    """The body is over the configured limit."""
+
+    status = 413
+    type = "request_too_large"
+
+    def __init__(self, max_body_bytes: int) -> None:
+        super().__init__(f"The request body is larger than the limit of {max_body_bytes} bytes.")
+
+
+class OverloadedError(ApiError):
+    """No capacity now; worth another try after ``retry_after_s``."""
+
+    status = 503
+    type = "service_unavailable_error"
+    default_code = "server_is_overloaded"
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, code=code, headers={"retry-after": str(retry_after_s)})
+
+
+class ModelLoadingError(OverloadedError):
+    """The model is configured, but no replica of it is ready."""
+
+    default_code = "model_loading"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model `{model}` has no replica that is ready: it is loading. Try again shortly.",
+            retry_after_s=5,
+        )
+
+
+class RequestTimeoutError(ApiError):
+    """A time limit of the server ran out."""
+
+    status = 504
+    type = "timeout_error"
+    default_code = "timeout"
+
+
+class EngineError(ApiError):
+    """The engine failed, or was lost, and other replicas could not take over."""
+
+    default_code = "engine_error"

@@ -1,0 +1,82 @@
+"""The gateway without its HTTP: models, their engines, queues, tokenizers and metrics, and how they
+change.
+
+Lives on one event loop. Discovery calls ``set_engines``, configuration ``reconfigure``;
+``app.server`` puts the routes on it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from app.authentication import Authenticator
+from app.channel import connect_engine
+from app.config import GatewayConfig
+from app.dispatch import Dispatcher
+from app.errors import ModelNotFoundError
+from app.membership import ConnectEngine, EngineAddress, Membership
+from app.metrics import Metrics
+from app.tokenization import TokenizerCache
+
+
+class Gateway:
+    """One gateway process."""
+
+    def __init__(self, config: GatewayConfig, *, connect: ConnectEngine = connect_engine) -> None:
+        self.tokenizers = TokenizerCache()
+        self.metrics = Metrics()
+        self._connect = connect
+        self._dispatchers: dict[str, Dispatcher] = {}
+        self._memberships: dict[str, Membership] = {}
+        self.reconfigure(config)
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Take ``config`` from now on; running requests keep what they began with.
+
+        A model that is not listed any more is unknown to new requests; its engines stay connected
+        until ``set_engines`` takes them away.
+        """
+        self.config = config
+        self.authenticator = Authenticator(config.api_keys)
+        self._model_of = {
+            name: route.name for route in config.models for name in (route.name, *route.aliases)
+        }
+        for dispatcher in self._dispatchers.values():
+            dispatcher.config = config
+        for route in config.models:
+            self._dispatcher(route.name)
+
+    def set_engines(self, model: str, addresses: Mapping[str, EngineAddress]) -> None:
+        """The replicas that serve ``model`` now, by engine id. Connects and disconnects in the
+        background.
+        """
+        membership = self._memberships.get(model)
+        if membership is None:
+            membership = Membership(self._dispatcher(model), self._connect)
+            self._memberships[model] = membership
+        membership.set_addresses(addresses)
+
+    def dispatcher_of(self, name: str) -> Dispatcher:
+        """By the name or an alias that a client sent. Raises ``ModelNotFoundError``."""
+        model = self._model_of.get(name)
+        if model is None:
+            raise ModelNotFoundError(name)
+        return self._dispatchers[model]
+
+    @property
+    def dispatchers(self) -> dict[str, Dispatcher]:
+        """Of the configured models, in their order."""
+        return {route.name: self._dispatchers[route.name] for route in self.config.models}
+
+    def render_metrics(self) -> bytes:
+        return self.metrics.render(self._dispatchers)
+
+    async def close(self) -> None:
+        """Stop dialling and close every connection; open requests end with an error."""
+        await asyncio.gather(*(membership.close() for membership in self._memberships.values()))
+        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers.values()))
+
+    def _dispatcher(self, model: str) -> Dispatcher:
+        dispatcher = self._dispatchers.get(model)
+        if dispatcher is None:
+            dispatcher = self._dispatchers[model] = Dispatcher(model, self.config)
+        return dispatcher

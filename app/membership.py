@@ -1,0 +1,85 @@
+"""Keeps one connection to every engine replica that discovery names: dial, retry with backoff, let
+go.
+
+Must not know where the addresses come from, nor what is sent.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from app.client import EngineClient, EngineListener
+from app.dispatch import Dispatcher
+from wire.endpoint import Endpoint
+from wire.errors import WireError
+
+logger = logging.getLogger(__name__)
+
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where an engine replica listens, and the secret of its cluster."""
+
+    engine_id: str
+    endpoint: Endpoint
+    secret: bytes = field(repr=False)
+
+
+class ConnectError(Exception):
+    """The replica could not be reached, or is not what its address said."""
+
+
+ConnectEngine = Callable[[EngineAddress, EngineListener], Awaitable[EngineClient]]
+"""Dials an engine and has its card. Raises ``ConnectError`` or ``WireError``. The listener hears
+nothing before the coroutine has returned to its caller.
+"""
+
+
+class Membership:
+    """The connections of one model: one task per address."""
+
+    def __init__(self, dispatcher: Dispatcher, connect: ConnectEngine) -> None:
+        self._dispatcher = dispatcher
+        self._connect = connect
+        self._tasks: dict[EngineAddress, asyncio.Task[None]] = {}
+
+    def set_addresses(self, addresses: Mapping[str, EngineAddress]) -> None:
+        """The replicas there are now. New ones are dialled; those that are gone finish what runs on
+        them.
+        """
+        wanted = set(addresses.values())
+        for address in [address for address in self._tasks if address not in wanted]:
+            self._tasks.pop(address).cancel()
+            self._dispatcher.retire_engine(address.engine_id)
+        for address in wanted - self._tasks.keys():
+            self._tasks[address] = asyncio.create_task(self._stay_connected(address))
+
+    async def close(self) -> None:
+        """Stop dialling; the dispatcher closes the connections."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stay_connected(self, address: EngineAddress) -> None:
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            try:
+                client = await self._connect(address, self._dispatcher)
+            except (ConnectError, WireError) as error:
+                logger.warning("engine %s: %s; retrying", address.engine_id, error)
+            else:
+                # No await in between: the listener must know the engine before its first frame is
+                # read.
+                member = self._dispatcher.add_engine(client)
+                logger.info("engine %s connected at %s", address.engine_id, address.endpoint)
+                backoff_s = MIN_BACKOFF_S
+                await member.closed.wait()
+                logger.info("engine %s disconnected", address.engine_id)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)

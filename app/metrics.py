@@ -1,0 +1,99 @@
+"""The gateway's Prometheus metrics, in a registry of their own. Knows numbers, no requests'
+contents.
+"""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from app.dispatch import Dispatcher
+from app.record import RequestRecord
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
+_TPOT_BUCKETS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+
+
+class Metrics:
+    """Everything ``/metrics`` shows."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        by_model = ["model"]
+        self._requests = Counter(
+            "headwater_requests",
+            "Requests that ended, by status; 499 is a client that went away.",
+            ["route", "model", "status"],
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "headwater_time_to_first_token_seconds",
+            "From the request's arrival to its first token.",
+            by_model,
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._tpot = Histogram(
+            "headwater_time_per_output_token_seconds",
+            "Mean of one request, after its first token.",
+            by_model,
+            buckets=_TPOT_BUCKETS_S,
+            registry=registry,
+        )
+        self._queue_wait = Histogram(
+            "headwater_queue_wait_seconds",
+            "From a request's queueing to its submission to an engine.",
+            by_model,
+            buckets=(0.001, 0.005, *_TTFT_BUCKETS_S),
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "headwater_tokens",
+            "Tokens of requests that ended; cached ones are a part of the prompt's.",
+            ["model", "kind"],
+            registry=registry,
+        )
+        self._waiting = Gauge(
+            "headwater_requests_waiting", "Waiting for an engine.", by_model, registry=registry
+        )
+        self._running = Gauge(
+            "headwater_requests_running", "Submitted to an engine.", by_model, registry=registry
+        )
+        self._credits = Gauge(
+            "headwater_engine_credits",
+            "Requests that the engine would take now.",
+            ["model", "engine"],
+            registry=registry,
+        )
+        self._index_keys = Gauge(
+            "headwater_prefix_index_keys", "Keys in the prefix index.", by_model, registry=registry
+        )
+
+    def count(self, record: RequestRecord) -> None:
+        """Add a request that ended."""
+        model = record.model or ""
+        self._requests.labels(record.route, model, str(record.status)).inc()
+        if record.model is None:
+            return
+        if record.queue_wait_s is not None:
+            self._queue_wait.labels(model).observe(record.queue_wait_s)
+        if record.ttft_s is not None:
+            self._ttft.labels(model).observe(record.ttft_s)
+        tpot_s = record.tpot_s
+        if tpot_s is not None:
+            self._tpot.labels(model).observe(tpot_s)
+        self._tokens.labels(model, "prompt").inc(record.num_prompt_tokens)
+        self._tokens.labels(model, "cached").inc(record.num_cached_tokens)
+        self._tokens.labels(model, "completion").inc(record.num_completion_tokens)
+
+    def render(self, dispatchers: Mapping[str, Dispatcher]) -> bytes:
+        """The text of ``/metrics``, with the gauges as they are now."""
+        self._credits.clear()
+        for model, dispatcher in dispatchers.items():
+            self._waiting.labels(model).set(dispatcher.num_waiting)
+            self._running.labels(model).set(dispatcher.num_running)
+            self._index_keys.labels(model).set(len(dispatcher.fleet.index))
+            for member in dispatcher.fleet:
+                self._credits.labels(model, member.engine_id).set(member.client.num_credits)
+        return generate_latest(self._registry)

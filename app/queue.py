@@ -1,0 +1,127 @@
+"""Requests that wait for an engine, oldest first, each under the engine that the router chose for
+it.
+
+A data structure only: no clock, no router, no engines.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.errors import ApiError
+from app.tokenization import Prompt
+from engine.messages import SamplingParams, TokenDelta
+
+
+class Answer(Protocol):
+    """Where a request's result goes."""
+
+    def on_delta(self, delta: TokenDelta) -> None:
+        """Deltas in order; the last one has a finish reason."""
+        ...
+
+    def fail(self, error: ApiError) -> None:
+        """The request ended without a last delta."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request from its arrival to its last token. Only the dispatcher writes it."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams
+    answer: Answer
+    arrived_s: float
+    deadline_s: float
+    """When the whole request must have ended."""
+    queued_s: float = 0.0
+    """When the wait began that it is in, or was in last."""
+    submitted_s: float | None = None
+    engine_id: str | None = None
+    """Chosen while it waits, given while it runs; None while no engine is there."""
+    is_running: bool = False
+    is_cancelled: bool = False
+    has_tokens: bool = False
+    num_attempts: int = 0
+    tried: set[str] = field(default_factory=set)
+    """Engines that lost it."""
+
+    @property
+    def order(self) -> tuple[float, str]:
+        return (self.arrived_s, self.request_id)
+
+
+def _order(job: Job) -> tuple[float, str]:
+    return job.order
+
+
+class WaitingQueue:
+    """All waiting jobs of one model."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str | None, list[Job]] = {}
+        self._tokens_of: dict[str | None, int] = {}
+        self._len = 0
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __iter__(self) -> Iterator[Job]:
+        """All jobs as they are now, by engine; the queue may change meanwhile."""
+        return iter([job for lane in self._lanes.values() for job in lane])
+
+    def waiting_for(self, engine_id: str | None) -> list[Job]:
+        """Oldest first."""
+        return list(self._lanes.get(engine_id, ()))
+
+    def num_waiting(self, engine_id: str | None) -> int:
+        return len(self._lanes.get(engine_id, ()))
+
+    def num_waiting_tokens(self, engine_id: str | None) -> int:
+        """Prompt tokens that wait for the engine."""
+        return self._tokens_of.get(engine_id, 0)
+
+    def add(self, job: Job) -> None:
+        """Put ``job`` under ``job.engine_id``, in the order of arrival."""
+        insort(self._lanes.setdefault(job.engine_id, []), job, key=_order)
+        num_tokens = self._tokens_of.get(job.engine_id, 0) + len(job.prompt.token_ids)
+        self._tokens_of[job.engine_id] = num_tokens
+        self._len += 1
+
+    def remove(self, job: Job) -> None:
+        """Precondition: ``job`` waits here."""
+        lane = self._lanes[job.engine_id]
+        lane.remove(job)
+        self._tokens_of[job.engine_id] -= len(job.prompt.token_ids)
+        self._len -= 1
+        if not lane:
+            del self._lanes[job.engine_id], self._tokens_of[job.engine_id]
+
+    def move(self, job: Job, engine_id: str | None) -> None:
+        """Put ``job`` under another engine; it keeps its age."""
+        self.remove(job)
+        job.engine_id = engine_id
+        self.add(job)
+
+    def pop_for(
+        self, engine_id: str, *, urgent_before_s: float, fits: Callable[[Job], bool]
+    ) -> Job | None:
+        """The job that a credit of ``engine_id`` lets go.
+
+        The oldest one for that engine; but one whose wait began before ``urgent_before_s`` goes
+        first, whichever engine it was meant for, if it ``fits`` this one.
+        """
+        heads = [lane[0] for lane in self._lanes.values()]
+        urgent = [job for job in heads if job.queued_s <= urgent_before_s and fits(job)]
+        lane = self._lanes.get(engine_id)
+        job = min(urgent, key=_order) if urgent else lane[0] if lane else None
+        if job is not None:
+            self.remove(job)
+        return job
+
+    def oldest(self, num_jobs: int) -> list[Job]:
+        """Up to ``num_jobs`` jobs, oldest first."""
+        return sorted(self, key=_order)[:num_jobs]

@@ -1,0 +1,93 @@
+"""What is remembered of one HTTP request for its log line and metrics. Never prompts, answers or
+keys.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass, field
+
+import orjson
+from starlette.types import Scope
+
+_SCOPE_KEY = "headwater.request"
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """Filled in as the request goes on; each field by whoever learns it."""
+
+    method: str
+    request_id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    """Made here, unique in the fleet: the id of the answer, of the engine's request and of the
+    error.
+    """
+    client_request_id: str | None = None
+    """The client's own, sanitised; only echoed and logged."""
+    started_s: float = field(default_factory=time.monotonic)
+    route: str = "unknown"
+    status: int | None = None
+    error: str | None = None
+    model: str | None = None
+    is_stream: bool = False
+    engine_id: str | None = None
+    num_attempts: int = 0
+    queue_wait_s: float | None = None
+    ttft_s: float | None = None
+    last_token_s: float | None = None
+    """Since the request began."""
+    finish_reason: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first."""
+        if self.ttft_s is None or self.last_token_s is None or self.num_completion_tokens < 2:
+            return None
+        return (self.last_token_s - self.ttft_s) / (self.num_completion_tokens - 1)
+
+    def log_line(self) -> str:
+        """One JSON object."""
+        line = {
+            "event": "request",
+            "request_id": self.request_id,
+            "client_request_id": self.client_request_id,
+            "method": self.method,
+            "route": self.route,
+            "status": self.status,
+            "error": self.error,
+            "model": self.model,
+            "stream": self.is_stream,
+            "engine_id": self.engine_id,
+            "attempts": self.num_attempts,
+            "queue_wait_ms": _ms(self.queue_wait_s),
+            "ttft_ms": _ms(self.ttft_s),
+            "total_ms": _ms(self.elapsed_s),
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.num_cached_tokens,
+            "completion_tokens": self.num_completion_tokens,
+        }
+        return orjson.dumps(
+            {key: value for key, value in line.items() if value is not None}
+        ).decode()
+
+
+def attach_record(scope: Scope, record: RequestRecord) -> None:
+    scope[_SCOPE_KEY] = record
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """Precondition: the request came through ``app.middleware``."""
+    record = scope[_SCOPE_KEY]
+    assert isinstance(record, RequestRecord)
+    return record
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)

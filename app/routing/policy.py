@@ -1,0 +1,75 @@
+"""Which engine a request should go to: a pure function of what the gateway knows. No I/O, no clock,
+no state.
+
+The cost of an engine is the estimated time to the first token there: the prefill work before and of
+this request, which a cached prefix shortens, and a step for each sequence that shares the steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.messages import LoadView
+
+UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
+"""Until an engine has measured its own; equal for all, so it only weighs prefill against
+queueing.
+"""
+
+TIE_RATIO = 0.05
+TIE_S = 0.001
+"""Costs this close are equal: estimates are no better, and a tie spreads the load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One engine that could take the request, as seen now."""
+
+    engine_id: str
+    load: LoadView
+    block_size_tokens: int
+    num_cached_tokens: int
+    """Of this request's prompt."""
+    num_in_flight: int
+    """Requests of this gateway that run or wait there."""
+    num_unseen: int
+    """Requests sent or queued for it by this gateway that ``load`` does not show yet."""
+    num_unseen_tokens: int
+    """Their prompt tokens."""
+
+
+def choose(
+    num_prompt_tokens: int,
+    candidates: Sequence[Candidate],
+    *,
+    current: str | None = None,
+    rotation: int = 0,
+) -> Candidate:
+    """The cheapest candidate. Among equals ``current`` stays, else the fewest in flight, else by
+    ``rotation``.
+
+    Precondition: ``candidates`` is not empty.
+    """
+    costs = [cost_s(num_prompt_tokens, candidate) for candidate in candidates]
+    limit = min(costs) * (1 + TIE_RATIO) + TIE_S
+    tied = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= limit]
+    for candidate in tied:
+        if candidate.engine_id == current:
+            return candidate
+    fewest = min(candidate.num_in_flight for candidate in tied)
+    equal = [candidate for candidate in tied if candidate.num_in_flight == fewest]
+    return equal[rotation % len(equal)]
+
+
+def cost_s(num_prompt_tokens: int, candidate: Candidate) -> float:
+    """Estimated seconds from submitting the request there to its first token."""
+    load = candidate.load
+    rate = load.prefill_tokens_per_s or UNKNOWN_PREFILL_TOKENS_PER_S
+    # The last prompt token is always computed, or there would be nothing to sample from.
+    num_uncached = max(1, num_prompt_tokens - candidate.num_cached_tokens)
+    num_free_tokens = load.num_free_blocks * candidate.block_size_tokens
+    is_measured = load.num_blocks > 0
+    # KV that has to be freed first was somebody's work; it is about as much to be done again.
+    num_missing = max(0, num_uncached - num_free_tokens) if is_measured else 0
+    num_tokens = load.pending_prefill_tokens + candidate.num_unseen_tokens
+    num_sharing = load.num_running + load.num_waiting + candidate.num_unseen
+    return (num_tokens + num_uncached + num_missing) / rate + num_sharing * load.step_time_s
