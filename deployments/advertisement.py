@@ -1,4 +1,4 @@
-"""What an engine replica says of itself: the replica metadata that carries its address to gateways."""
+"""What an engine replica says of itself: replica metadata that brings its address to gateways."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -33,5 +33,5 @@ class Advertisement:
         )
 
     def seen_from(self, *, is_same_node: bool) -> Endpoint:
-        """The endpoint without the Unix socket for other nodes, where a path may exist by chance."""
+        """For other nodes without the Unix socket, whose path may exist there by chance."""
         return self.endpoint if is_same_node else replace(self.endpoint, unix_path=None)

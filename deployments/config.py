@@ -24,7 +24,7 @@ class GatewayArgs(BaseModel):
     num_cpus: float = Field(default=0.0, ge=0)
     """Reserved per replica; 0 takes what is there."""
     max_ongoing_requests: int = Field(default=10_000, ge=1)
-    """Requests open at one replica, streams included. A safety net: the gateway's own queue is shorter."""
+    """Requests open at one replica, streams included; far above what the gateway lets wait."""
     longest_answer_s: float = Field(default=600.0, gt=0)
     """A replica that leaves waits this long for its open answers."""
 

@@ -1,4 +1,4 @@
-"""One engine replica as a Serve deployment: placement, health, drain and rollout around `EngineFront`.
+"""An engine replica as a Serve deployment: placement, health, drain and rollout of `EngineFront`.
 
 The replica's process imports no torch: the front starts the step loop in a process of its own.
 Requests reach the front over `wire`, never through Serve.

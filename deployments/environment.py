@@ -1,4 +1,4 @@
-"""The only module that reads the process environment; everything below gets its values as arguments.
+"""The only module that reads the process environment; all others get values as arguments.
 
 | variable         | meaning                                            | default              |
 |------------------|----------------------------------------------------|----------------------|

@@ -15,8 +15,9 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from app.config import GatewayConfig
-from app.gateway import EngineAddress, Gateway
-from app.server import create_app
+from app.gateway import Gateway
+from app.membership import EngineAddress
+from app.server import create_asgi_app
 from deployments.advertisement import Advertisement
 from deployments.discovery import follow_engines
 from deployments.loopback import bind_replica_to_loopback
@@ -38,7 +39,7 @@ class GatewayReplica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the app once, after the constructor."""
-        return create_app(self._gateway)
+        return create_asgi_app(self._gateway)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take over a new configuration; raises for an invalid one and keeps the old one then."""

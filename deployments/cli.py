@@ -1,0 +1,53 @@
+"""The `headwater` command. Every subcommand is an entry point of the group `headwater.commands`.
+
+An entry point names a module with `HELP`, `add_arguments(parser)` and `run(args) -> exit status`,
+so that another package brings its own subcommands without a change here. Modules import what is
+slow to import inside `run`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Protocol
+
+COMMAND_GROUP = "headwater.commands"
+
+
+class Command(Protocol):
+    """What an entry point's module has."""
+
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def load_commands() -> dict[str, Command]:
+    """Installed subcommands by name."""
+    found = sorted(entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name)
+    return {entry.name: entry.load() for entry in found}
+
+
+def build_parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headwater", description="Autoscaling LLM serving on Ray Serve."
+    )
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command in commands.items():
+        subparser = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 the input or the machine is at fault, 2 wrong usage."""
+    args = build_parser(load_commands()).parse_args(argv)
+    status: int = args.run(args)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

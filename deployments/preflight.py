@@ -1,0 +1,132 @@
+"""What can be known to be wrong before anything is started: names, models on disk, port, memory.
+
+Looks only; starts, writes and downloads nothing.
+"""
+
+import errno
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from deployments.config import ModelArgs
+from deployments.faults import Fault
+from deployments.serve_file import ServeFile
+from engine.checkpoints.errors import CheckpointError, MissingCheckpoint
+from engine.checkpoints.pull import create_source
+from engine.checkpoints.store import checkpoint_path, open_checkpoint
+
+MIB = 1024 * 1024
+
+PROCESS_BYTES = 400 * MIB
+"""Rough resident size of a replica and its step loop besides weights and KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine can give."""
+
+    num_cpus: float
+    available_memory_bytes: int
+
+
+def this_machine() -> Machine:
+    """Measured now; a container's own memory limit counts."""
+    available = psutil.virtual_memory().available
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists():
+        text = limit.read_text("ascii").strip()
+        if text != "max":
+            available = min(available, int(text) - int(used.read_text("ascii")))
+    return Machine(float(psutil.cpu_count() or 1), available)
+
+
+def check_file(file: ServeFile, *, home: Path, machine: Machine) -> list[Fault]:
+    """Everything there is to complain about; what the file says comes first and alone."""
+    if file.faults:
+        return file.faults
+    return [
+        *check_names(file),
+        *check_models(file, home),
+        *check_port(file),
+        *check_resources(file, machine),
+    ]
+
+
+def check_names(file: ServeFile) -> Iterator[Fault]:
+    """Applications, models and the gateway's list must agree."""
+    seen: set[str] = set()
+    for model in file.models:
+        name = model.args.name
+        if name in seen:
+            yield Fault(f"model {name!r} stands twice", (*model.path, "args", "name"))
+        elif model.application != name:
+            message = f"must be {name!r} like the model: gateways find its replicas by that name"
+            yield Fault(message, (*model.path, "name"))
+        if model.route_prefix is not None:
+            message = "must be null: clients reach a model through the gateway"
+            yield Fault(message, (*model.path, "route_prefix"))
+        seen.add(name)
+    for gateway in file.gateways:
+        for position, route in enumerate(gateway.config.models):
+            if route.name not in seen:
+                where = (*gateway.config_path, "models", position, "name")
+                yield Fault(f"no application serves the model {route.name!r}: add it", where)
+
+
+def check_models(file: ServeFile, home: Path) -> Iterator[Fault]:
+    """Every model is on this machine and sound, or can be asked for from its source."""
+    for model in file.models:
+        args = model.args
+        path = (*model.path, "args", "source")
+        try:
+            create_source(args.source)
+            open_checkpoint(checkpoint_path(home, args.name), weights_sha256=args.weights_sha256)
+        except MissingCheckpoint:
+            continue  # will be pulled
+        except CheckpointError as error:
+            yield Fault(str(error), path)
+
+
+def missing_models(file: ServeFile, home: Path) -> list[ModelArgs]:
+    """Those that have to be pulled before they can be served."""
+    models = (model.args for model in file.models)
+    return [args for args in models if not checkpoint_path(home, args.name).exists()]
+
+
+def check_port(file: ServeFile) -> Iterator[Fault]:
+    """The port that clients will use must be free."""
+    host, port = file.http_host, file.http_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                message = f"port {port} of {host} is in use: stop what listens there or change it"
+            else:
+                message = f"cannot listen on {host}:{port}: {error.strerror}"
+            yield Fault(message, ("http_options", "port"))
+
+
+def check_resources(file: ServeFile, machine: Machine) -> Iterator[Fault]:
+    """Processors and memory for all replicas of the file on this one machine."""
+    num_cpus = sum(g.args.num_cpus * g.args.num_replicas for g in file.gateways)
+    num_cpus += sum(m.args.reserved_cpus * m.args.num_replicas for m in file.models)
+    if num_cpus > machine.num_cpus:
+        yield Fault(
+            f"the replicas reserve {num_cpus:g} CPUs, this machine has {machine.num_cpus:g}: "
+            "lower num_replicas or num_cpus"
+        )
+    on_cpu = [model.args for model in file.models if model.args.engine.device == "cpu"]
+    kv_bytes = sum(args.engine.kv_cache_bytes * args.num_replicas for args in on_cpu)
+    process_bytes = PROCESS_BYTES * sum(args.num_replicas for args in on_cpu)
+    if kv_bytes + process_bytes > machine.available_memory_bytes:
+        yield Fault(
+            f"the KV pools need {kv_bytes // MIB} MiB and their processes about "
+            f"{process_bytes // MIB} MiB, {machine.available_memory_bytes // MIB} MiB are free: "
+            "lower engine.kv_cache_bytes or num_replicas"
+        )

@@ -1,0 +1,183 @@
+"""Reads a `serve run` file as strictly as can be: syntax, Serve's keys, every typed `args:`.
+
+Serve itself passes over keys it does not know, so a typing error would silently be a default; here
+it is a fault. Builders are imported to see what they take, nothing is started.
+"""
+
+import inspect
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from ray._common.utils import import_attr
+from ray.serve.schema import (
+    DeploymentSchema,
+    HTTPOptionsSchema,
+    ServeApplicationSchema,
+    ServeDeploySchema,
+)
+
+from app.config import GatewayConfig
+from deployments.build import GATEWAY_DEPLOYMENT
+from deployments.config import GatewayArgs, ModelArgs
+from deployments.faults import Fault, KeyPath, from_validation, line_of, unknown_key
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySection:
+    """A gateway's application."""
+
+    path: KeyPath
+    args: GatewayArgs
+    config: GatewayConfig
+    config_path: KeyPath
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    """A model's application."""
+
+    path: KeyPath
+    application: str
+    route_prefix: str | None
+    args: ModelArgs
+
+
+@dataclass(slots=True)
+class ServeFile:
+    """What a file says, as far as it could be read; complete only without faults."""
+
+    path: Path
+    document: yaml.Node | None = None
+    http_host: str = "127.0.0.1"
+    http_port: int = 8000
+    gateways: list[GatewaySection] = field(default_factory=list)
+    models: list[ModelSection] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    def describe(self, fault: Fault) -> str:
+        """`file:line: path: what is wrong`."""
+        line = line_of(self.document, fault.path)
+        return f"{self.path}{f':{line}' if line else ''}: {fault}"
+
+
+def read_serve_file(path: Path) -> ServeFile:
+    """Never raises for what stands in the file: that is in `faults`."""
+    file = ServeFile(path)
+    try:
+        text = path.read_text("utf-8")
+        file.document = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except OSError as error:
+        file.faults.append(Fault(f"cannot be read: {error.strerror}"))
+        return file
+    except UnicodeDecodeError as error:
+        file.faults.append(Fault(f"is not UTF-8 text: {error.reason} at byte {error.start}"))
+        return file
+    except yaml.YAMLError as error:
+        file.faults.append(Fault(_yaml_problem(error)))
+        return file
+    if not isinstance(data, dict):
+        file.faults.append(Fault("must be a mapping with the key 'applications'"))
+        return file
+    file.faults.extend(_unknown_serve_keys(data))
+    try:
+        schema = ServeDeploySchema.model_validate(data)
+    except ValidationError as error:
+        file.faults.extend(from_validation(error, (), ()))
+        return file
+    file.http_host, file.http_port = schema.http_options.host, schema.http_options.port
+    for position, application in enumerate(schema.applications):
+        _read_application(file, ("applications", position), application)
+    return file
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f"is not YAML: {str(error).splitlines()[0]}"
+    mark = error.problem_mark
+    return f"is not YAML: {error.problem} at line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _unknown_serve_keys(data: Mapping[str, Any]) -> Iterator[Fault]:
+    yield from _unknown_keys(data, ServeDeploySchema, ())
+    yield from _unknown_keys(data.get("http_options"), HTTPOptionsSchema, ("http_options",))
+    applications = data.get("applications")
+    for position, application in enumerate(applications if isinstance(applications, list) else []):
+        path: KeyPath = ("applications", position)
+        yield from _unknown_keys(application, ServeApplicationSchema, path)
+        deployments = application.get("deployments") if isinstance(application, dict) else None
+        for index, deployment in enumerate(deployments if isinstance(deployments, list) else []):
+            yield from _unknown_keys(deployment, DeploymentSchema, (*path, "deployments", index))
+
+
+def _unknown_keys(data: object, schema: type[BaseModel], path: KeyPath) -> Iterator[Fault]:
+    if isinstance(data, dict):
+        known = schema.model_fields.keys()
+        yield from (unknown_key(str(key), known, path) for key in data if key not in known)
+
+
+def _read_application(file: ServeFile, path: KeyPath, application: ServeApplicationSchema) -> None:
+    try:
+        builder = import_attr(application.import_path)
+    except (ImportError, AttributeError, ValueError) as error:
+        message = f"cannot import {application.import_path!r}: {error}"
+        file.faults.append(Fault(message, (*path, "import_path")))
+        return
+    args_type = _args_type(builder)
+    if args_type is None:
+        return  # an application of somebody else's that takes plain values
+    try:
+        args = args_type.model_validate(application.args)
+    except ValidationError as error:
+        known = _all_keys(args_type)
+        file.faults.extend(from_validation(error, (*path, "args"), known))
+        return
+    if isinstance(args, ModelArgs):
+        file.models.append(ModelSection(path, application.name, application.route_prefix, args))
+    elif isinstance(args, GatewayArgs):
+        _read_gateway(file, path, application, args)
+
+
+def _read_gateway(
+    file: ServeFile, path: KeyPath, application: ServeApplicationSchema, args: GatewayArgs
+) -> None:
+    for position, deployment in enumerate(application.deployments):
+        where = (*path, "deployments", position)
+        if deployment.name != GATEWAY_DEPLOYMENT:
+            file.faults.append(
+                Fault(f"no deployment is called so, only {GATEWAY_DEPLOYMENT!r}", (*where, "name"))
+            )
+            continue
+        user_config = deployment.model_dump(exclude_unset=True).get("user_config") or {}
+        try:
+            config = GatewayConfig.model_validate(user_config)
+        except ValidationError as error:
+            known = _all_keys(GatewayConfig)
+            file.faults.extend(from_validation(error, (*where, "user_config"), known))
+            continue
+        file.gateways.append(GatewaySection(path, args, config, (*where, "user_config")))
+
+
+def _args_type(builder: object) -> type[BaseModel] | None:
+    """Type of a builder's one argument, as Serve finds it."""
+    if not inspect.isfunction(builder):
+        return None
+    parameters = list(inspect.signature(builder).parameters.values())
+    annotation = parameters[0].annotation if len(parameters) == 1 else None
+    is_model = inspect.isclass(annotation) and issubclass(annotation, BaseModel)
+    return annotation if is_model else None
+
+
+def _all_keys(model: type[BaseModel]) -> set[str]:
+    """Keys of a configuration and of the sections in it."""
+    keys = set(model.model_fields)
+    for info in model.model_fields.values():
+        for part in (info.annotation, *typing.get_args(info.annotation)):
+            if inspect.isclass(part) and issubclass(part, BaseModel):
+                keys |= _all_keys(part)
+    return keys

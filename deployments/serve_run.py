@@ -1,0 +1,90 @@
+"""`serve run FILE` with a Ray of its own: the child process of `headwater serve`.
+
+Ray's command starts Ray by itself, but then nobody can choose the dashboard's port, keep it from
+joining a cluster it happens to find, or keep all logs off the terminal. So Ray is started here
+first, and Ray's command uses it. A thread writes what becomes of the applications, one `Report`
+per line, to the descriptor it is given, until they run or have failed. Ends like Ctrl-C when
+standard input closes, that is, also when the parent was killed.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import ray
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus, ServeStatus
+from ray.serve.scripts import cli
+
+from deployments.haproxy import LOOPBACK
+from deployments.report import Report, State, last_line
+
+OBJECT_STORE_BYTES = 128 * 1024 * 1024
+"""Nothing large goes through Ray's objects here; Ray's own default is a third of the memory."""
+
+REPORT_PERIOD_S = 0.2
+
+_FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--dashboard-port", type=int, required=True)
+    parser.add_argument("--report-descriptor", type=int, required=True)
+    args = parser.parse_args(argv)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    ray.init(
+        address="local",
+        namespace="serve",
+        include_dashboard=True,
+        dashboard_host=LOOPBACK,
+        dashboard_port=args.dashboard_port,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+    )
+    threading.Thread(target=_report, args=(args.report_descriptor,), daemon=True).start()
+    cli.main(["run", str(args.file)], prog_name="serve")
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _report(descriptor: int) -> None:
+    last: Report | None = None
+    with os.fdopen(descriptor, "wb") as pipe:
+        while last is None or last.state is State.STARTING:
+            time.sleep(REPORT_PERIOD_S)
+            try:
+                report = _describe(serve.status())
+            except RayServeException:
+                continue  # Serve itself is still starting
+            if report != last:
+                pipe.write(report.to_line())
+                pipe.flush()
+            last = report
+
+
+def _describe(status: ServeStatus) -> Report:
+    for name, application in status.applications.items():
+        if application.status in _FAILED:
+            return Report(State.FAILED, f"{name}: {last_line(application.message)}")
+    waiting = [
+        name
+        for name, application in status.applications.items()
+        if application.status != ApplicationStatus.RUNNING
+    ]
+    if waiting or not status.applications:
+        return Report(State.STARTING, ", ".join(waiting) or "Serve")
+    return Report(State.READY, "all applications run")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
