@@ -1,8 +1,9 @@
 """Block keys: the chained hash of token blocks.
 
-The single definition for the router, the accelerator's prefix cache and every tier. Equal keys mean equal
-tokens since the start of the prompt, under the same weights, adapter, tenant and KV layout, and so equal KV:
-a cache addressed by these keys is never stale, only absent. Must not know requests, tensors or replicas.
+The single definition for the router, the accelerator's prefix cache and every tier. Equal keys mean
+equal tokens since the start of the prompt, under the same weights, adapter, tenant and KV layout,
+and so equal KV: a cache addressed by these keys is never stale, only absent. Must not know
+requests, tensors or replicas.
 """
 
 import hashlib
@@ -49,9 +50,7 @@ def next_key(parent: BlockKey, block_tokens: Sequence[int]) -> BlockKey:
     return BlockKey(hashlib.blake2b(parent + tokens, digest_size=KEY_BYTES).digest())
 
 
-def block_keys(
-    root: BlockKey, token_ids: Sequence[int], block_size_tokens: int
-) -> list[BlockKey]:
+def block_keys(root: BlockKey, token_ids: Sequence[int], block_size_tokens: int) -> list[BlockKey]:
     """Keys of all full blocks of ``token_ids``; a partial last block has none."""
     keys: list[BlockKey] = []
     parent = root

@@ -1,12 +1,14 @@
 """What crosses a process: requests, token deltas, credits, cache events and the load view.
 
-Frozen, msgpack-able structs, no pickle. Everything a gateway and an engine replica say to each other is one of
-``GatewayMessage`` (down) or ``EngineMessage`` (up), one per ``wire`` frame. Imports no torch and no transport.
+Frozen, msgpack-able structs, no pickle. Everything a gateway and an engine replica say to each
+other is one of ``GatewayMessage`` (down) or ``EngineMessage`` (up), one per ``wire`` frame. Imports
+no torch and no transport.
 
-Call order on one connection: the engine sends ``ModelCard`` first. The gateway announces how many requests
-wait for this engine (``Demand``), the engine answers with ``Grant``s, each ``Submit`` uses one credit up, and a
-credit that is not needed any more goes back by ``ReturnCredits``. The engine then sends one ``StepFrame`` per
-step with all deltas of that gateway; the last delta of a request carries its finish reason and usage.
+Call order on one connection: the engine sends ``ModelCard`` first. The gateway announces how many
+requests wait for this engine (``Demand``), the engine answers with ``Grant``s, each ``Submit`` uses
+one credit up, and a credit that is not needed any more goes back by ``ReturnCredits``. The engine
+then sends one ``StepFrame`` per step with all deltas of that gateway; the last delta of a request
+carries its finish reason and usage.
 """
 
 from enum import StrEnum
@@ -51,7 +53,9 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     """The prompt, at least one token."""
     root_key: bytes
-    """Parent of the first block key (``ModelCard.root_key``, salted with the tenant if there is one)."""
+    """Parent of the first block key (``ModelCard.root_key``, salted with the tenant if there is
+    one).
+    """
     block_keys: list[bytes]
     """Keys of all full prompt blocks, chained from ``root_key`` (``cache_tiers.keys``)."""
     sampling: SamplingParams
@@ -107,10 +111,14 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
-    """What the accelerator's prefix cache gained and lost; every ``KEY_STRIDE``-th block of a chain only."""
+    """What the accelerator's prefix cache gained and lost; every ``KEY_STRIDE``-th block of a chain
+    only.
+    """
 
     sequence: int
-    """Counts up by one per ``CacheEvents`` of an engine replica: a jump means that events were missed."""
+    """Counts up by one per ``CacheEvents`` of an engine replica: a jump means that events were
+    missed.
+    """
     stored: list[bytes]
     evicted: list[bytes]
 
@@ -129,7 +137,9 @@ class ModelCard(msgspec.Struct, frozen=True, tag="card"):
     root_key: bytes
     block_size_tokens: int
     num_blocks: int
-    """Size of the KV pool: ``num_blocks * block_size_tokens`` tokens is the most one request can hold."""
+    """Size of the KV pool: ``num_blocks * block_size_tokens`` tokens is the most one request can
+    hold.
+    """
     max_model_len: int
     """Context length in tokens, prompt and answer together."""
     vocab_size: int
@@ -162,7 +172,9 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class Demand(msgspec.Struct, frozen=True, tag="demand"):
-    """``num_waiting`` requests of this gateway wait for this engine; replaces the number said before."""
+    """``num_waiting`` requests of this gateway wait for this engine; replaces the number said
+    before.
+    """
 
     num_waiting: int
 
@@ -182,8 +194,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """End a request within one step; unknown ids are ignored.
 
-    ``num_kept_tokens`` names the generated token that completed a stop string: the request then ends with
-    ``STOP``, tokens after it count as overrun. Without it the request ends with ``ABORT``.
+    ``num_kept_tokens`` names the generated token that completed a stop string: the request then
+    ends with ``STOP``, tokens after it count as overrun. Without it the request ends with
+    ``ABORT``.
     """
 
     request_id: str

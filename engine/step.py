@@ -1,10 +1,11 @@
 """The single meeting point of planning and execution: ``StepPlan`` in, ``StepResult`` out.
 
-Ints and bytes only, so that a plan can be broadcast to tensor-parallel ranks, logged or replayed. Planning
-(scheduler, block pool, prefix cache) imports no torch; execution (a ``ModelRunner``) knows no request.
+Ints and bytes only, so that a plan can be broadcast to tensor-parallel ranks, logged or replayed.
+Planning (scheduler, block pool, prefix cache) imports no torch; execution (a ``ModelRunner``) knows
+no request.
 
-A *slot* is a small number that names a running sequence in the runner's per-sequence state (block table,
-sampling parameters, last sampled token) from its admission to its release.
+A *slot* is a small number that names a running sequence in the runner's per-sequence state (block
+table, sampling parameters, last sampled token) from its admission to its release.
 """
 
 from dataclasses import dataclass
@@ -39,9 +40,13 @@ class ScheduledSequence:
     start: int
     """Position of the first token computed: this many tokens have their KV in the pool already."""
     token_ids: tuple[int, ...]
-    """Tokens known to the planner. When ``is_last_pending``, the runner appends the slot's last sampled one."""
+    """Tokens known to the planner. When ``is_last_pending``, the runner appends the slot's last
+    sampled one.
+    """
     is_last_pending: bool
-    """PENDING(slot): the last input token was sampled by the runner, which reads it from its own state."""
+    """PENDING(slot): the last input token was sampled by the runner, which reads it from its own
+    state.
+    """
     new_block_ids: tuple[int, ...]
     """Appended to the slot's block table before this step."""
     is_sampling: bool
@@ -58,10 +63,13 @@ class StepPlan:
 
     step_id: int
     released_slots: tuple[int, ...]
-    """Their state is forgotten. After a failed step all slots stand here: skip those held by nobody."""
+    """Their state is forgotten. After a failed step all slots stand here: skip those held by
+    nobody.
+    """
     freed_block_ids: tuple[int, ...]
-    """Blocks whose content nobody may read any more; debug mode fills them with NaN. May be handed out again
-    in this very plan, so they are filled first."""
+    """Blocks whose content nobody may read any more; debug mode fills them with NaN. May be handed
+    out again in this very plan, so they are filled first.
+    """
     block_copies: tuple[BlockCopy, ...]
     admissions: tuple[Admission, ...]
     scheduled: tuple[ScheduledSequence, ...]
@@ -93,7 +101,9 @@ class ModelRunner(Protocol):
     """Executes plans on a device. Owner: the step loop; calls never overlap, plans come in order."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. On an exception the engine fails the sequences of the plan and frees their blocks."""
+        """Run one step. On an exception the engine fails the sequences of the plan and frees their
+        blocks.
+        """
         ...
 
     def close(self) -> None:
