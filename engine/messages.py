@@ -49,7 +49,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     """One sequence to generate."""
 
     request_id: str
-    """Made by the gateway's server side, unique in the fleet; stands in every log line and error."""
+    """Made by the gateway, unique in the fleet; stands in every log line and error."""
     token_ids: list[int]
     """The prompt, at least one token."""
     root_key: bytes

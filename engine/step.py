@@ -50,7 +50,7 @@ class ScheduledSequence:
     new_block_ids: tuple[int, ...]
     """Appended to the slot's block table before this step."""
     is_sampling: bool
-    """Whether a token is sampled from the last position (false for all but the last prefill chunk)."""
+    """Whether a token is sampled from the last position: not for all but the last prefill chunk."""
 
     @property
     def num_tokens(self) -> int:
@@ -98,7 +98,7 @@ class StepResult:
 
 
 class ModelRunner(Protocol):
-    """Executes plans on a device. Owner: the step loop; calls never overlap, plans come in order."""
+    """Executes plans on a device. Owner: the step loop; calls never overlap, plans in order."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. On an exception the engine fails the sequences of the plan and frees their
