@@ -23,7 +23,7 @@ class PrefixHit:
     num_tokens: int
     """Never the whole sequence: its last token is computed in any case, to sample from."""
     is_last_block_rewritten: bool
-    """Every token is cached: to compute the last one again its block is written, so it is copied."""
+    """Every token is cached: computing the last one again writes its block, so that is copied."""
 
 
 class BlockManager:

@@ -1,8 +1,8 @@
 """The fixed set of KV blocks of one engine: who references them, and which one is handed out next.
 
 A block is *referenced* (in a sequence's table), *kept* (unreferenced, its content cached and
-addressable until it is evicted) or *blank* (unreferenced, its content dead). Blank blocks are handed
-out first, then kept ones, least recently used first. Must not know keys, tokens or sequences.
+addressable until it is evicted) or *blank* (unreferenced, its content dead). Blank blocks go out
+first, then the kept one that was not used for longest. Must not know keys, tokens or sequences.
 """
 
 from collections.abc import Callable, Iterable
@@ -71,7 +71,10 @@ class BlockPool:
         self._cached.add(block_id)
 
     def take_freed(self) -> tuple[int, ...]:
-        """Blocks whose content died since the last call, even if they were handed out again."""
+        """Blocks whose content died since the last call, even if they were handed out again.
+
+        Called once a step, before anything is written to what was handed out.
+        """
         freed = tuple(self._freed)
         self._freed.clear()
         return freed

@@ -1,7 +1,7 @@
 """Token ids in, token ids out: one model replica, driven step by step by whoever owns the loop.
 
-Not thread-safe: ``add``, ``abort`` and ``step`` are called by one thread, never during a step. Usable
-without a process, a socket or a device; must not know tensors, transport or text.
+Not thread-safe: ``add``, ``abort`` and ``step`` are called by one thread, never during a step.
+Usable without a process, a socket or a device; must not know tensors, transport or text.
 """
 
 import logging
@@ -165,7 +165,8 @@ class Engine:
 
     def _deliver(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            self._deltas.append(sequence.take_delta())
+            self._deltas.append(sequence.make_delta())
+            sequence.num_delivered_tokens = sequence.num_generated_tokens
             if sequence.finish_reason is not None:
                 del self._live[sequence.request.request_id]
 

@@ -1,8 +1,8 @@
-"""A model runner that sleeps a profiled step time instead of computing, with KV that remembers its tokens.
+"""A model runner that sleeps a profiled step time; its KV remembers the tokens that wrote it.
 
-The KV of a position is a digest of all tokens up to it, and a sampled token is drawn from that digest: a wrong
-block table, a stale block or a wrong token changes the answer or raises ``KvMismatchError``, so that scheduler
-faults show in fleet tests. Must not know requests.
+The KV of a position is a digest of all tokens up to it, and a sampled token is drawn from that
+digest: a wrong block table, a stale block or a wrong token changes the answer or raises
+``KvMismatchError``, so that scheduler faults show in fleet tests. Must not know requests.
 """
 
 import hashlib

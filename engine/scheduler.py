@@ -64,12 +64,13 @@ class Scheduler:
     @property
     def num_pending_prefill_tokens(self) -> int:
         """Tokens of admitted and waiting sequences whose KV must be computed before they decode."""
-        waiting = sum(len(sequence.token_ids) for sequence in self._waiting)
-        running = sum(sequence.num_uncomputed_tokens for sequence in self._running)
-        return waiting + running - sum(sequence.is_last_on_device for sequence in self._running)
+        waiting = sum(len(s.token_ids) - s.num_expected_hit_tokens for s in self._waiting)
+        running = sum(s.num_uncomputed_tokens - s.is_last_on_device for s in self._running)
+        return waiting + running
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits the pool by itself."""
+        sequence.num_expected_hit_tokens = self._blocks.find_prefix(sequence).num_tokens
         self._waiting.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -236,6 +237,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.totals.num_preemptions += 1
         self._leave(sequence)
+        sequence.num_expected_hit_tokens = self._blocks.find_prefix(sequence).num_tokens
         self._waiting.appendleft(sequence)
 
     def _leave(self, sequence: Sequence) -> None:

@@ -31,6 +31,8 @@ class Sequence:
     """Leading blocks that the prefix cache knows already."""
     cached_tokens: int | None = None
     """Prefix hit at first admission; ``None`` before it."""
+    num_expected_hit_tokens: int = 0
+    """Prefix hit when it began to wait; its admission may find more or less."""
     is_last_on_device: bool = False
     """The last token was sampled in the current slot, so that the runner holds it."""
     num_delivered_tokens: int = 0
@@ -60,20 +62,18 @@ class Sequence:
         elif len(self.token_ids) >= self.max_len:
             self.finish_reason = FinishReason.LENGTH
 
-    def take_delta(self) -> TokenDelta:
-        """What was generated since the delta before; the first and the last one carry the usage."""
+    def make_delta(self) -> TokenDelta:
+        """What is not delivered yet; the first and the last delta carry the usage."""
         is_first = self.num_delivered_tokens == 0
         num_prompt_tokens = len(self.request.token_ids)
         new_token_ids = self.token_ids[num_prompt_tokens + self.num_delivered_tokens :]
-        delta = TokenDelta(
+        return TokenDelta(
             self.request.request_id,
             new_token_ids,
             self.finish_reason,
             self._usage() if is_first or self.finish_reason is not None else None,
             self.error,
         )
-        self.num_delivered_tokens += len(new_token_ids)
-        return delta
 
     def _usage(self) -> Usage:
         num_generated = self.num_generated_tokens

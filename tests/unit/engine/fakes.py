@@ -1,0 +1,147 @@
+"""Small engines, requests and runners for the tests of this folder."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cache_tiers.keys import KeySalt, block_keys, root_key
+from engine.config import EngineConfig, PacedConfig
+from engine.engine import Engine
+from engine.messages import EngineRequest, FinishReason, SamplingParams, TokenDelta, Usage
+from engine.paced_runner import PacedRunner
+from engine.step import ModelRunner, StepPlan, StepResult
+
+BLOCK_SIZE = 4
+VOCAB_SIZE = 50
+EOS = 2
+ROOT_KEY = root_key(KeySalt("weights", "float32", BLOCK_SIZE, "layer-kv-slot-head"))
+
+
+def make_request(
+    request_id: str,
+    token_ids: Sequence[int],
+    max_tokens: int = 4,
+    *,
+    stop_token_ids: tuple[int, ...] = (),
+    seed: int = 0,
+    timeout_s: float = 60.0,
+) -> EngineRequest:
+    return EngineRequest(
+        request_id,
+        list(token_ids),
+        ROOT_KEY,
+        list(block_keys(ROOT_KEY, token_ids, BLOCK_SIZE)),
+        SamplingParams(max_tokens, seed=seed, stop_token_ids=stop_token_ids),
+        timeout_s,
+    )
+
+
+def make_runner(num_blocks: int) -> PacedRunner:
+    return PacedRunner(
+        PacedConfig(),
+        num_blocks=num_blocks,
+        block_size_tokens=BLOCK_SIZE,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=[EOS],
+        sleep=lambda _: None,
+    )
+
+
+def make_config(
+    *,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    min_prefill_chunk_tokens: int = 4,
+    prefix_caching: bool = True,
+) -> EngineConfig:
+    return EngineConfig(
+        block_size_tokens=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        min_prefill_chunk_tokens=min_prefill_chunk_tokens,
+        prefix_caching=prefix_caching,
+    )
+
+
+@dataclass
+class FakeClock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class RecordingRunner:
+    """Passes every plan on and keeps it."""
+
+    inner: ModelRunner
+    plans: list[StepPlan] = field(default_factory=list)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        return self.inner.execute(plan)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def make_engine(
+    config: EngineConfig | None = None,
+    *,
+    num_blocks: int = 64,
+    max_model_len: int = 256,
+    runner: ModelRunner | None = None,
+    clock: FakeClock | None = None,
+) -> Engine:
+    return Engine(
+        config or make_config(),
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        runner=runner or make_runner(num_blocks),
+        clock=clock or FakeClock(),
+    )
+
+
+@dataclass
+class Answer:
+    """All deltas of one request, joined."""
+
+    token_ids: list[int] = field(default_factory=list)
+    first_usage: Usage | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    error: str | None = None
+
+
+def collect(answers: dict[str, Answer], deltas: Iterable[TokenDelta]) -> None:
+    """Add ``deltas``; nothing may follow the finish reason of a request."""
+    for delta in deltas:
+        answer = answers.setdefault(delta.request_id, Answer())
+        assert answer.finish_reason is None, f"{delta.request_id} goes on after its end"
+        if answer.first_usage is None:
+            assert delta.usage is not None, "the first delta carries no usage"
+            answer.first_usage = delta.usage
+        answer.token_ids += delta.token_ids
+        answer.finish_reason = delta.finish_reason
+        answer.usage = delta.usage
+        answer.error = delta.error
+
+
+def run_to_end(engine: Engine, answers: dict[str, Answer] | None = None) -> dict[str, Answer]:
+    """Step until nothing is left to do; blocks are checked after every step."""
+    answers = {} if answers is None else answers
+    num_steps = 0
+    while engine.has_work:
+        collect(answers, engine.step().deltas)
+        engine.check_integrity()
+        num_steps += 1
+        assert num_steps < 2000, "the engine makes no progress"
+    return answers
+
+
+def answer_alone(request: EngineRequest, max_model_len: int = 256) -> Answer:
+    """What ``request`` gets from an engine of its own: no neighbour, no cache, no chunking."""
+    config = make_config(max_num_batched_tokens=1024, prefix_caching=False)
+    engine = make_engine(config, max_model_len=max_model_len)
+    engine.add(request)
+    return run_to_end(engine)[request.request_id]

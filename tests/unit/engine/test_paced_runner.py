@@ -1,0 +1,187 @@
+"""The paced runner: profiled time, deterministic tokens and KV, planning faults caught."""
+
+import pytest
+
+from engine.config import PacedConfig
+from engine.errors import EngineConfigError, KvMismatchError
+from engine.messages import SamplingParams
+from engine.paced_runner import PacedRunner
+from engine.step import Admission, BlockCopy, ScheduledSequence, StepPlan
+from tests.unit.engine.fakes import EOS, VOCAB_SIZE, FakeClock, make_runner
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+def admission(
+    slot: int, block_ids: tuple[int, ...], sampling: SamplingParams = GREEDY
+) -> Admission:
+    return Admission(slot, sampling, block_ids)
+
+
+def prefill(
+    slot: int, token_ids: tuple[int, ...], start: int = 0, new_block_ids: tuple[int, ...] = ()
+) -> ScheduledSequence:
+    return ScheduledSequence(
+        slot, start, token_ids, False, new_block_ids=new_block_ids, is_sampling=True
+    )
+
+
+def decode(slot: int, start: int, new_block_ids: tuple[int, ...] = ()) -> ScheduledSequence:
+    return ScheduledSequence(slot, start, (), True, new_block_ids, is_sampling=True)
+
+
+def plan(
+    *scheduled: ScheduledSequence,
+    admissions: tuple[Admission, ...] = (),
+    released_slots: tuple[int, ...] = (),
+    freed_block_ids: tuple[int, ...] = (),
+    block_copies: tuple[BlockCopy, ...] = (),
+) -> StepPlan:
+    return StepPlan(1, released_slots, freed_block_ids, block_copies, admissions, scheduled)
+
+
+def run(runner: PacedRunner, step_plan: StepPlan) -> list[int]:
+    return [sampled.token_id for sampled in runner.execute(step_plan).sampled]
+
+
+def first_token(token_ids: tuple[int, ...], sampling: SamplingParams = GREEDY) -> int:
+    runner = make_runner(4)
+    step = plan(prefill(0, token_ids), admissions=(admission(0, (0, 1), sampling),))
+    [token_id] = run(runner, step)
+    return token_id
+
+
+def started(num_blocks: int = 8) -> PacedRunner:
+    """A runner whose slot 0 has computed tokens 10 … 15 in blocks 0 and 1."""
+    runner = make_runner(num_blocks)
+    run(runner, plan(prefill(0, tuple(range(10, 16))), admissions=(admission(0, (0, 1)),)))
+    return runner
+
+
+def test_a_step_takes_the_profiled_time_its_bookkeeping_included() -> None:
+    sleeps: list[float] = []
+    clock = FakeClock()
+    config = PacedConfig(step_base_s=1.0, per_decode_s=0.1, per_prefill_token_s=0.01)
+    runner = PacedRunner(
+        config,
+        num_blocks=8,
+        block_size_tokens=4,
+        vocab_size=9,
+        eos_token_ids=[],
+        sleep=sleeps.append,
+        clock=clock,
+    )
+    run(runner, plan(prefill(0, (1, 2, 3)), admissions=(admission(0, (0,)),)))
+    run(
+        runner,
+        plan(decode(0, 3), prefill(1, (1, 2, 3, 4, 5)), admissions=(admission(1, (1, 2)),)),
+    )
+
+    assert sleeps == [pytest.approx(1.03), pytest.approx(1.15)]
+
+
+def test_tokens_depend_on_every_token_before_them() -> None:
+    tokens = tuple(range(10, 18))
+    changed = [(*tokens[:i], 40, *tokens[i + 1 :]) for i in range(8)]
+    assert first_token(tokens) == first_token(tokens)
+    assert len({first_token(other) for other in [tokens, *changed]}) > 4
+
+
+def test_the_seed_matters_unless_greedy() -> None:
+    def draws(temperature: float) -> set[int]:
+        return {
+            first_token((10, 11), SamplingParams(8, temperature=temperature, seed=seed))
+            for seed in range(20)
+        }
+
+    assert len(draws(0.0)) == 1
+    assert len(draws(1.0)) > 5
+
+
+def test_tokens_cover_the_vocabulary_without_the_end_of_text() -> None:
+    drawn = {first_token((a, b)) for a in range(50) for b in range(20)}
+    assert drawn == set(range(VOCAB_SIZE)) - {EOS}
+
+
+def test_a_vocabulary_of_nothing_but_ends_is_refused() -> None:
+    with pytest.raises(EngineConfigError, match="end-of-text"):
+        PacedRunner(
+            PacedConfig(), num_blocks=1, block_size_tokens=4, vocab_size=2, eos_token_ids=[0, 1]
+        )
+
+
+def test_chunks_and_prefix_hits_give_the_same_tokens_and_the_same_kv() -> None:
+    tokens = tuple(range(10, 18))
+    whole = make_runner(8)
+    [expected] = run(whole, plan(prefill(0, tokens), admissions=(admission(0, (0, 1)),)))
+    chunked = make_runner(8)
+    run(chunked, plan(prefill(0, tokens[:3]), admissions=(admission(0, (5, 6)),)))
+    assert run(chunked, plan(prefill(0, tokens[3:], start=3))) == [expected]
+    hit = plan(prefill(1, tokens[4:], start=4), admissions=(admission(1, (5, 7)),))
+    assert run(chunked, hit) == [expected]
+
+    assert whole.read_block(1) == chunked.read_block(6) == chunked.read_block(7)
+    assert len(whole.read_block(1)) == PacedConfig().block_bytes
+    assert whole.read_block(0) != whole.read_block(1)
+
+
+def test_a_pending_token_is_the_one_sampled_before() -> None:
+    runner = started()
+    [token_id] = run(runner, plan(decode(0, 6)))
+    explicit = started()
+    [first] = run(
+        make_runner(8), plan(prefill(0, tuple(range(10, 16))), admissions=(admission(0, (0, 1)),))
+    )
+    assert run(explicit, plan(prefill(0, (first,), start=6))) == [token_id]
+
+
+def test_a_copy_can_be_rewritten_without_harm_to_its_source() -> None:
+    runner = make_runner(8)
+    tokens = tuple(range(10, 18))
+    [expected] = run(runner, plan(prefill(0, tokens), admissions=(admission(0, (0, 1)),)))
+    before = runner.read_block(1)
+    copied = plan(
+        prefill(1, tokens[7:], start=7),
+        admissions=(admission(1, (0, 2)),),
+        block_copies=(BlockCopy(1, 2),),
+    )
+    assert run(runner, copied) == [expected]
+    assert runner.read_block(1) == before == runner.read_block(2)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (plan(decode(0, 5)), "KV of other tokens"),
+        (plan(decode(0, 7)), "nothing was written"),
+        (plan(freed_block_ids=(1,)), "freed while a running sequence holds it"),
+        (plan(block_copies=(BlockCopy(0, 1),)), "overwritten by a copy"),
+        (
+            plan(prefill(1, (1,), start=4), admissions=(admission(1, (3, 4)),)),
+            "nothing was written",
+        ),
+        (
+            plan(prefill(1, (1,), start=2), admissions=(admission(1, (1, 2)),)),
+            "does not continue",
+        ),
+        (plan(prefill(1, (1,), start=0), admissions=(admission(1, (1,)),)), "while others hold it"),
+    ],
+    ids=["rewound", "skipped", "freed", "copied over", "never written", "misplaced", "shared"],
+)
+def test_faults_of_planning_are_caught(bad: StepPlan, words: str) -> None:
+    with pytest.raises(KvMismatchError, match=words):
+        run(started(), bad)
+
+
+def test_cleared_blocks_hold_nothing() -> None:
+    runner = started()
+    run(runner, plan(released_slots=(0, 5), freed_block_ids=(1,)))
+    stale = plan(prefill(1, (1,), start=6), admissions=(admission(1, (0, 1)),))
+    with pytest.raises(KvMismatchError, match="nothing was written"):
+        run(runner, stale)
+
+
+def test_an_admission_forgets_what_the_slot_held() -> None:
+    runner = started()
+    run(runner, plan(prefill(0, (1,)), admissions=(admission(0, (0,)),)))
+    run(runner, plan(prefill(1, (2,)), admissions=(admission(1, (1,)),)))

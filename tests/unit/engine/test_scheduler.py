@@ -1,0 +1,303 @@
+"""The scheduler: budget, fairness, admission, preemption, slots, copy-on-write."""
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.errors import RunnerError
+from engine.messages import FinishReason
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.step import SampledToken, StepPlan, StepResult
+from tests.unit.engine.fakes import BLOCK_SIZE, make_config, make_request
+
+TOKEN = 7
+
+
+class Harness:
+    """A scheduler whose runner always answers ``TOKEN``."""
+
+    def __init__(self, config: EngineConfig | None = None, num_blocks: int = 64) -> None:
+        config = config or make_config()
+        self.blocks = BlockManager(
+            num_blocks, config.block_size_tokens, prefix_caching=config.prefix_caching
+        )
+        self.scheduler = Scheduler(config, self.blocks)
+
+    def add(self, name: str, token_ids: list[int], max_tokens: int = 100) -> Sequence:
+        request = make_request(name, token_ids, max_tokens)
+        sequence = Sequence(request, deadline_s=1e9, max_len=len(token_ids) + max_tokens)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        assert plan is not None
+        self.scheduler.commit(plan, answer(plan))
+        self.scheduler.check_integrity()
+        return plan
+
+
+def answer(plan: StepPlan) -> StepResult:
+    sampled = [SampledToken(entry.slot, TOKEN) for entry in plan.scheduled if entry.is_sampling]
+    return StepResult(plan.step_id, tuple(sampled))
+
+
+def prompt(start: int, num_tokens: int) -> list[int]:
+    return list(range(1000 * start, 1000 * start + num_tokens))
+
+
+def num_tokens_of(plan: StepPlan, sequence: Sequence) -> int:
+    return sum(entry.num_tokens for entry in plan.scheduled if entry.slot == sequence.slot)
+
+
+def test_no_work_no_plan() -> None:
+    assert Harness().scheduler.plan() is None
+
+
+def test_decodes_come_first_and_prefill_gets_the_rest_of_the_budget() -> None:
+    harness = Harness(make_config(max_num_batched_tokens=10))
+    decoding = [harness.add(f"d{i}", prompt(i, 3)) for i in range(3)]
+    harness.step()
+    harness.add("long", prompt(9, 25))
+
+    plans = [harness.step() for _ in range(4)]
+
+    for plan in plans:
+        assert [entry.slot for entry in plan.scheduled[:3]] == [s.slot for s in decoding]
+        assert all(entry.is_last_pending for entry in plan.scheduled[:3])
+    assert [plan.scheduled[3].num_tokens for plan in plans] == [7, 7, 7, 4]
+    assert [plan.scheduled[3].is_sampling for plan in plans] == [False, False, False, True]
+    assert [plan.num_tokens for plan in plans] == [10, 10, 10, 7]
+
+
+def test_prefill_advances_by_the_floor_when_decodes_fill_the_budget() -> None:
+    config = make_config(max_num_batched_tokens=4, min_prefill_chunk_tokens=3)
+    harness = Harness(config)
+    decoding = [harness.add(f"d{i}", prompt(i, 1)) for i in range(4)]
+    harness.step()
+    harness.add("long", prompt(9, 9))
+
+    plans = [harness.step() for _ in range(3)]
+
+    for plan in plans:
+        assert all(num_tokens_of(plan, sequence) == 1 for sequence in decoding)
+        assert plan.scheduled[4].num_tokens == 3
+    assert plans[-1].scheduled[4].is_sampling
+
+
+def test_one_budget_is_shared_by_several_prompts_in_order_of_arrival() -> None:
+    harness = Harness(make_config(max_num_batched_tokens=16))
+    first, second, third = (harness.add(f"p{i}", prompt(i, 10)) for i in range(3))
+
+    plan = harness.step()
+
+    assert [num_tokens_of(plan, s) for s in (first, second, third)] == [10, 6, 0]
+    assert third.slot is None
+
+
+def test_never_more_than_max_num_seqs_run() -> None:
+    harness = Harness(make_config(max_num_seqs=2))
+    sequences = [harness.add(f"p{i}", prompt(i, 3), max_tokens=2) for i in range(5)]
+    slots = set()
+    while harness.scheduler.num_running or harness.scheduler.num_waiting:
+        plan = harness.step()
+        assert len(plan.scheduled) <= 2
+        slots |= {entry.slot for entry in plan.scheduled}
+    assert slots == {0, 1}
+    assert all(s.finish_reason is FinishReason.LENGTH for s in sequences)
+
+
+def test_a_released_slot_is_announced_and_used_again() -> None:
+    harness = Harness(make_config(max_num_seqs=1))
+    first = harness.add("first", prompt(1, 3), max_tokens=1)
+    second = harness.add("second", prompt(2, 3), max_tokens=1)
+    harness.step()
+
+    plan = harness.step()
+
+    assert first.finish_reason is FinishReason.LENGTH
+    assert second.finish_reason is FinishReason.LENGTH
+    assert plan.released_slots == (0,)
+    assert [admission.slot for admission in plan.admissions] == [0]
+
+
+def test_a_prompt_waits_until_it_fits_beside_the_growth_of_the_others() -> None:
+    # 6 blocks: the first takes 2; the second needs 2 and a spare block for each of the two.
+    harness = Harness(num_blocks=6)
+    harness.add("first", prompt(1, 7))
+    fits = harness.add("second", prompt(2, 7))
+    waits = harness.add("third", prompt(3, 1))
+
+    harness.step()
+
+    assert fits.slot is not None
+    assert waits.slot is None
+    assert harness.scheduler.totals.num_preemptions == 0
+
+
+def test_arrival_order_is_kept_even_if_a_later_prompt_would_fit() -> None:
+    harness = Harness(num_blocks=6)
+    harness.add("first", prompt(1, 7))
+    harness.add("big", prompt(2, 15))
+    small = harness.add("small", prompt(3, 1))
+
+    harness.step()
+
+    assert small.slot is None
+
+
+def test_admitted_sequences_decode_a_block_length_without_preemption() -> None:
+    harness = Harness(make_config(max_num_seqs=64), num_blocks=20)
+    for index in range(12):
+        harness.add(f"p{index}", prompt(index, 7))
+
+    for _ in range(BLOCK_SIZE):
+        harness.step()
+
+    assert harness.scheduler.num_running > 1
+    assert harness.scheduler.totals.num_preemptions == 0
+
+
+def test_the_latest_arrived_gives_way_and_is_computed_again_with_its_tokens() -> None:
+    harness = Harness(make_config(prefix_caching=False), num_blocks=6)
+    old = harness.add("old", prompt(1, 7))
+    new = harness.add("new", prompt(2, 7))
+    while not harness.scheduler.totals.num_preemptions:
+        plan = harness.step()
+    assert old.slot is not None
+    assert new.slot is None
+    assert plan.released_slots == (1,)
+    generated = new.token_ids[7:]
+    assert len(generated) >= BLOCK_SIZE
+
+    harness.scheduler.finish(old)
+    plan = harness.step()
+
+    [entry] = plan.scheduled
+    assert entry.token_ids == (*prompt(2, 7), *generated)
+    assert not entry.is_last_pending
+    assert entry.is_sampling
+    assert harness.step().scheduled[0].is_last_pending
+
+
+def test_a_sequence_in_prefill_gives_way_too() -> None:
+    config = make_config(max_num_batched_tokens=4, prefix_caching=False)
+    harness = Harness(config, num_blocks=8)
+    old = harness.add("old", prompt(1, 4))
+    harness.step()
+    new = harness.add("new", prompt(2, 16))
+    harness.step()
+    assert 0 < new.num_computed_tokens < 16
+    while not harness.scheduler.totals.num_preemptions:
+        plan = harness.step()
+    assert num_tokens_of(plan, old) == 1
+    assert new.slot is None
+    assert new.num_computed_tokens == 0
+
+
+def test_a_cached_prompt_computes_its_last_token_in_a_copy() -> None:
+    harness = Harness()
+    harness.add("first", prompt(1, 8), max_tokens=1)
+    harness.step()
+    again = harness.add("again", prompt(1, 8), max_tokens=1)
+
+    plan = harness.step()
+
+    assert again.cached_tokens == 7
+    [copy] = plan.block_copies
+    [admission] = plan.admissions
+    assert admission.block_ids[-1] == copy.dst
+    assert copy.src not in admission.block_ids
+    [entry] = plan.scheduled
+    assert (entry.start, entry.token_ids) == (7, (1007,))
+
+
+def test_the_source_of_a_copy_is_not_evicted_by_the_plan_that_copies_it() -> None:
+    harness = Harness(num_blocks=5)
+    harness.add("first", prompt(1, 16), max_tokens=1)
+    harness.step()
+    harness.add("again", prompt(1, 16), max_tokens=1)
+
+    plan = harness.step()
+
+    [copy] = plan.block_copies
+    assert copy.src not in plan.freed_block_ids
+    assert harness.blocks.num_free_blocks == 5
+
+
+def test_generated_tokens_are_found_again() -> None:
+    harness = Harness()
+    first = harness.add("first", prompt(1, 6), max_tokens=7)
+    while first.finish_reason is None:
+        harness.step()
+    # 13 tokens; the last was never computed, so 12 are in the pool: three full blocks.
+    follow_up = harness.add("follow-up", [*first.token_ids, 5, 5])
+
+    harness.step()
+
+    assert follow_up.cached_tokens == 12
+
+
+def test_two_equal_prompts_of_one_step_do_not_share_what_is_not_computed() -> None:
+    harness = Harness()
+    first, second = harness.add("a", prompt(1, 9)), harness.add("b", prompt(1, 9))
+
+    harness.step()
+
+    assert (first.cached_tokens, second.cached_tokens) == (0, 0)
+    assert set(first.block_ids).isdisjoint(second.block_ids)
+
+
+def test_finishing_while_waiting_or_running_frees_everything() -> None:
+    harness = Harness(make_config(max_num_seqs=1))
+    running, waiting = harness.add("a", prompt(1, 9)), harness.add("b", prompt(2, 9))
+    harness.step()
+
+    harness.scheduler.finish(waiting)
+    harness.scheduler.finish(running)
+
+    harness.scheduler.check_integrity()
+    assert harness.blocks.num_free_blocks == 64
+    assert harness.scheduler.plan() is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda result: StepResult(result.step_id + 1, result.sampled),
+        lambda result: StepResult(result.step_id, ()),
+        lambda result: StepResult(result.step_id, (*result.sampled, SampledToken(5, 1))),
+    ],
+    ids=["another step", "a token missing", "a token too many"],
+)
+def test_a_result_that_does_not_answer_the_plan_is_refused(
+    spoil: Callable[[StepResult], StepResult],
+) -> None:
+    harness = Harness()
+    harness.add("a", prompt(1, 9))
+    plan = harness.scheduler.plan()
+    assert plan is not None
+    with pytest.raises(RunnerError, match="one token for each"):
+        harness.scheduler.commit(plan, spoil(answer(plan)))
+
+
+def test_pending_prefill_counts_what_is_not_computed() -> None:
+    harness = Harness(make_config(max_num_batched_tokens=8, max_num_seqs=2))
+    harness.add("a", prompt(1, 3))
+    harness.add("b", prompt(2, 9))
+    harness.add("c", prompt(3, 4))
+    assert harness.scheduler.num_pending_prefill_tokens == 16
+    harness.step()
+    assert harness.scheduler.num_pending_prefill_tokens == 4 + 4
+
+
+def test_pending_prefill_leaves_out_what_the_cache_holds() -> None:
+    harness = Harness(make_config(max_num_seqs=1))
+    harness.add("a", prompt(1, 9), max_tokens=3)
+    harness.step()
+    harness.add("b", prompt(1, 9))
+
+    assert harness.scheduler.num_pending_prefill_tokens == 1
