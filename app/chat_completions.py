@@ -23,7 +23,6 @@ from app.generation import Generation
 from app.openai_objects import chat_completion_object
 from app.queue import Job
 from app.record import RequestRecord, record_of
-from app.tokenization import ModelTokenizer, Prompt
 from engine.messages import ModelCard, SamplingParams
 
 _TIMEOUT_GRACE_S = 2.0
@@ -44,10 +43,12 @@ class ChatCompletions:
         body = await read_body(scope, receive, self._gateway.config.max_body_bytes)
         request = parse_chat_request(parse_json_object(body))
         record.is_stream = bool(request.stream)
-        await run_while_connected(receive, partial(self._answer, request, record, send))
+        is_long = len(body) > self._gateway.config.tokenize_off_loop_chars
+        work = partial(self._answer, request, record, send, is_long)
+        await run_while_connected(receive, work)
 
     async def _answer(
-        self, request: ChatRequest, record: RequestRecord, send: Send, gone: Gone
+        self, request: ChatRequest, record: RequestRecord, send: Send, is_long: bool, gone: Gone
     ) -> None:
         config = self._gateway.config
         dispatcher = self._gateway.dispatcher_of(request.model)
@@ -56,7 +57,12 @@ class ChatCompletions:
         if card is None:
             raise ModelLoadingError(dispatcher.model)
         tokenizer = await self._gateway.tokenizers.get(card)
-        prompt = await _tokenize(request, tokenizer, config.tokenize_off_loop_chars)
+        messages = [message.for_template() for message in request.messages]
+        prompt = (
+            await asyncio.to_thread(tokenizer.prompt, messages)
+            if is_long
+            else tokenizer.prompt(messages)
+        )
         record.num_prompt_tokens = len(prompt.token_ids)
         sampling = _sampling(request, len(prompt.token_ids), card)
         generation = Generation(
@@ -84,13 +90,6 @@ class ChatCompletions:
                 await _send_whole(record, generation, job, send)
         finally:
             _note(record, generation, job, dispatcher)
-
-
-async def _tokenize(request: ChatRequest, tokenizer: ModelTokenizer, off_loop_chars: int) -> Prompt:
-    messages = [message.for_template() for message in request.messages]
-    if sum(len(message["content"]) for message in messages) > off_loop_chars:
-        return await asyncio.to_thread(tokenizer.prompt, messages)
-    return tokenizer.prompt(messages)
 
 
 def _sampling(request: ChatRequest, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
@@ -139,9 +138,10 @@ async def _wait_for_news(generation: Generation, job: Job, timeout_s: float) -> 
 
 
 async def _wait_for_first_step(generation: Generation, job: Job, record: RequestRecord) -> None:
-    await _wait_for_news(generation, job, float("inf"))
-    if generation.error is not None:
-        raise generation.error
+    while not generation.num_tokens and generation.finish is None:
+        await _wait_for_news(generation, job, float("inf"))
+        if generation.error is not None:
+            raise generation.error
     record.ttft_s = record.elapsed_s
 
 

@@ -48,6 +48,7 @@ class Dispatcher:
         self._jobs: dict[str, Job] = {}
         self._tick_handle: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     @property
     def card(self) -> ModelCard | None:
@@ -112,6 +113,13 @@ class Dispatcher:
         self._rechoose([job for job in self._queue if job.engine_id is None])
         return member
 
+    def reinstate_engine(self, engine_id: str) -> Member | None:
+        """Use an engine again that was retired, if it is still connected."""
+        member = self.fleet.get(engine_id)
+        if member is not None:
+            member.is_retiring = False
+        return member
+
     def retire_engine(self, engine_id: str) -> None:
         """Send it nothing more; its connection closes when its running requests have ended."""
         member = self.fleet.get(engine_id)
@@ -123,6 +131,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Close every connection; open requests end with an error."""
+        self._is_closed = True
         if self._tick_handle is not None:
             self._tick_handle.cancel()
         for job in self._queue:
@@ -256,7 +265,9 @@ class Dispatcher:
         """Nothing was shown to the client yet, so another engine can start over."""
         assert job.engine_id is not None
         job.tried.add(job.engine_id)
-        if job.num_attempts >= MAX_ATTEMPTS:
+        if self._is_closed:
+            self._fail(job, OverloadedError("The gateway is shutting down. Try again."))
+        elif job.num_attempts >= MAX_ATTEMPTS:
             self._fail(job, EngineError(f"{job.num_attempts} replicas failed; the last: {reason}"))
         else:
             self._wait(job)

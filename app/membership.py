@@ -70,13 +70,15 @@ class Membership:
         backoff_s = MIN_BACKOFF_S
         while True:
             try:
-                client = await self._connect(address, self._dispatcher)
+                # Discovery may drop an engine for a moment while it still finishes requests.
+                member = self._dispatcher.reinstate_engine(address.engine_id)
+                if member is None:
+                    client = await self._connect(address, self._dispatcher)
+                    # No await in between: the listener must know the engine before its first frame.
+                    member = self._dispatcher.add_engine(client)
             except (ConnectError, WireError) as error:
                 logger.warning("engine %s: %s; retrying", address.engine_id, error)
             else:
-                # No await in between: the listener must know the engine before its first frame is
-                # read.
-                member = self._dispatcher.add_engine(client)
                 logger.info("engine %s connected at %s", address.engine_id, address.endpoint)
                 backoff_s = MIN_BACKOFF_S
                 await member.closed.wait()

@@ -52,7 +52,8 @@ class RequestMiddleware:
             await self._run(scope, receive, responder, headers.get(b"authorization"))
         finally:
             self._gateway.metrics.count(record)
-            request_logger.info("%s", record.log_line())
+            if request_logger.isEnabledFor(logging.INFO):
+                request_logger.info("%s", record.log_line())
 
     async def _run(
         self, scope: Scope, receive: Receive, responder: "_Responder", authorization: bytes | None
