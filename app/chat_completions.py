@@ -5,30 +5,30 @@ engine) happens before the status is sent, so that failures keep their status co
 """
 
 import asyncio
-import secrets
 import time
 from functools import partial
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from app import sse
 from app.body import parse_json_object, read_body
 from app.chat_request import ChatRequest, parse_chat_request
+from app.chat_stream import ChatStream
 from app.client_watch import Gone, run_while_connected
 from app.dispatch import Dispatcher
-from app.errors import ContextLengthError, ModelLoadingError, RequestTimeoutError
+from app.errors import ModelLoadingError
 from app.gateway import Gateway
 from app.generation import Generation
 from app.openai_objects import chat_completion_object
 from app.queue import Job
 from app.record import RequestRecord, record_of
-from engine.messages import ModelCard, SamplingParams
+from app.sampling import check_can_fit, sampling_params
+from app.sse import ChatEvents
+from app.tokenization import ModelTokenizer, Prompt
+from engine.messages import ModelCard
 
 _TIMEOUT_GRACE_S = 2.0
-"""The engine ends a request that runs out of time; the gateway itself only if the engine does
-not.
-"""
+"""The engine ends a request that runs out of time; the gateway does if the engine does not."""
 
 
 class ChatCompletions:
@@ -44,32 +44,29 @@ class ChatCompletions:
         request = parse_chat_request(parse_json_object(body))
         record.is_stream = bool(request.stream)
         is_long = len(body) > self._gateway.config.tokenize_off_loop_chars
-        work = partial(self._answer, request, record, send, is_long)
-        await run_while_connected(receive, work)
+        await run_while_connected(
+            receive, partial(self._answer, request, record, send, is_long=is_long)
+        )
 
     async def _answer(
-        self, request: ChatRequest, record: RequestRecord, send: Send, is_long: bool, gone: Gone
+        self, request: ChatRequest, record: RequestRecord, send: Send, gone: Gone, *, is_long: bool
     ) -> None:
-        config = self._gateway.config
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
         card = dispatcher.card
         if card is None:
             raise ModelLoadingError(dispatcher.model)
         tokenizer = await self._gateway.tokenizers.get(card)
-        messages = [message.for_template() for message in request.messages]
-        prompt = (
-            await asyncio.to_thread(tokenizer.prompt, messages)
-            if is_long
-            else tokenizer.prompt(messages)
-        )
+        prompt = await _tokenize(request, tokenizer, card, is_long=is_long)
         record.num_prompt_tokens = len(prompt.token_ids)
-        sampling = _sampling(request, len(prompt.token_ids), card)
+        sampling = sampling_params(request, len(prompt.token_ids), card)
+        deadline_s = record.started_s + self._gateway.config.request_timeout_s
         generation = Generation(
             num_prompt_tokens=len(prompt.token_ids),
             detokenizer=tokenizer.create_detokenizer(),
             stops=request.stops,
             stop_token_ids=frozenset(sampling.stop_token_ids),
+            deadline_s=deadline_s + _TIMEOUT_GRACE_S,
             abort=partial(dispatcher.abort, record.request_id),
         )
         job = Job(
@@ -78,76 +75,67 @@ class ChatCompletions:
             sampling=sampling,
             answer=generation,
             arrived_s=record.started_s,
-            deadline_s=record.started_s + config.request_timeout_s,
+            deadline_s=deadline_s,
         )
         dispatcher.enqueue(job)
         try:
-            await _wait_for_first_step(generation, job, record)
+            await _wait_for_first_token(generation, record)
             if request.stream:
-                writer = _StreamWriter(request, record, generation, job, send)
-                await writer.run(gone, config.slow_client_buffer_bytes, config.sse_keep_alive_s)
+                await self._stream(request, record, generation, send, gone)
             else:
-                await _send_whole(record, generation, job, send)
+                await _send_whole(record, generation, send)
         finally:
             _note(record, generation, job, dispatcher)
 
-
-def _sampling(request: ChatRequest, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
-    """Raises ``ContextLengthError`` when prompt and answer can never fit."""
-    num_pool_tokens = card.num_blocks * card.block_size_tokens
-    limit = min(card.max_model_len, num_pool_tokens)
-    num_free = limit - num_prompt_tokens
-    num_asked = request.num_max_tokens
-    if num_free < (num_asked or 1):
-        fact = (
-            f"This model's maximum context length is {limit} tokens"
-            if limit == card.max_model_len
-            else f"This model's maximum context length is {limit} tokens here (the size of its KV "
-            f"cache; the model itself allows {card.max_model_len})"
+    async def _stream(
+        self,
+        request: ChatRequest,
+        record: RequestRecord,
+        generation: Generation,
+        send: Send,
+        gone: Gone,
+    ) -> None:
+        assert record.model is not None
+        events = ChatEvents(
+            completion_id=record.request_id,
+            created_s=int(time.time()),
+            model=record.model,
+            includes_usage=request.includes_usage,
         )
-        asked = "" if num_asked is None else f" and {num_asked} for the answer"
-        advice = (
-            f"ask for at most {num_free} with '{request.max_tokens_param}' or shorten the messages"
-            if num_free > 0
-            else f"shorten the messages to less than {limit} tokens"
+
+        def cut() -> None:
+            record.error = "slow_client"
+            if not gone.done():
+                gone.set_result(None)
+
+        config = self._gateway.config
+        stream = ChatStream(
+            generation, events, send, max_backlog_bytes=config.slow_client_buffer_bytes, cut=cut
         )
-        raise ContextLengthError(
-            f"{fact}. However, you requested {num_prompt_tokens} tokens in the messages{asked}: "
-            f"{advice}.",
-            param="messages",
-        )
-    seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
-    return SamplingParams(
-        max_tokens=num_free if num_asked is None else num_asked,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        seed=seed,
-        stop_token_ids=() if request.ignore_eos else tuple(card.eos_token_ids),
-    )
+        await stream.run(config.sse_keep_alive_s)
 
 
-async def _wait_for_news(generation: Generation, job: Job, timeout_s: float) -> bool:
-    """False after ``timeout_s``; raises ``RequestTimeoutError`` once the request is long
-    overdue.
-    """
-    left_s = job.deadline_s + _TIMEOUT_GRACE_S - time.monotonic()
-    has_news = await generation.wait(max(0.0, min(timeout_s, left_s)))
-    if not has_news and left_s <= timeout_s:
-        raise RequestTimeoutError("The request took longer than the server allows.")
-    return has_news
+async def _tokenize(
+    request: ChatRequest, tokenizer: ModelTokenizer, card: ModelCard, *, is_long: bool
+) -> Prompt:
+    messages = [message.for_template() for message in request.messages]
+    check_can_fit(tokenizer.min_num_tokens(messages), card)
+    if is_long:
+        return await asyncio.to_thread(tokenizer.prompt, messages)
+    return tokenizer.prompt(messages)
 
 
-async def _wait_for_first_step(generation: Generation, job: Job, record: RequestRecord) -> None:
+async def _wait_for_first_token(generation: Generation, record: RequestRecord) -> None:
     while not generation.num_tokens and generation.finish is None:
-        await _wait_for_news(generation, job, float("inf"))
+        await generation.wait()
         if generation.error is not None:
             raise generation.error
     record.ttft_s = record.elapsed_s
 
 
-async def _send_whole(record: RequestRecord, generation: Generation, job: Job, send: Send) -> None:
+async def _send_whole(record: RequestRecord, generation: Generation, send: Send) -> None:
     while generation.finish is None:
-        await _wait_for_news(generation, job, float("inf"))
+        await generation.wait()
         if generation.error is not None:
             raise generation.error
     assert record.model is not None
@@ -166,77 +154,6 @@ async def _send_whole(record: RequestRecord, generation: Generation, job: Job, s
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": content, "more_body": False})
-
-
-class _StreamWriter:
-    """Writes one answer as events; what came while the client was not reading leaves in one
-    piece.
-    """
-
-    def __init__(
-        self,
-        request: ChatRequest,
-        record: RequestRecord,
-        generation: Generation,
-        job: Job,
-        send: Send,
-    ) -> None:
-        assert record.model is not None
-        self._includes_usage = request.includes_usage
-        self._generation = generation
-        self._job = job
-        self._send = send
-        self._events = sse.ChatEvents(
-            completion_id=record.request_id,
-            created_s=int(time.time()),
-            model=record.model,
-            includes_usage=request.includes_usage,
-        )
-
-    async def run(self, gone: Gone, max_backlog_bytes: int, keep_alive_s: float) -> None:
-        """From the status to ``[DONE]``; resolves ``gone`` when the client lets too much pile
-        up.
-        """
-        self._generation.on_growth = partial(self._cut_if_slow, gone, max_backlog_bytes)
-        await self._send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
-        events = [self._events.role()]
-        is_last = False
-        while not is_last:
-            events += map(self._events.text, self._generation.take())
-            ending = self._ending()
-            is_last = bool(ending)
-            events += ending
-            if events:
-                body = b"".join(events)
-                await self._send(
-                    {"type": "http.response.body", "body": body, "more_body": not is_last}
-                )
-            events = []
-            if not is_last:
-                events = await self._wait(keep_alive_s)
-
-    async def _wait(self, keep_alive_s: float) -> list[bytes]:
-        try:
-            has_news = await _wait_for_news(self._generation, self._job, keep_alive_s)
-        except RequestTimeoutError as error:
-            self._generation.fail(error)
-            return []
-        return [] if has_news else [sse.KEEP_ALIVE]
-
-    def _ending(self) -> list[bytes]:
-        finish, error = self._generation.finish, self._generation.error
-        if error is not None:
-            return [self._events.error(error), sse.DONE]
-        if finish is None:
-            return []
-        usage = [self._events.usage(finish.usage)] if self._includes_usage else []
-        return [self._events.finish(finish.reason), *usage, sse.DONE]
-
-    def _cut_if_slow(self, gone: Gone, max_backlog_bytes: int) -> None:
-        generation = self._generation
-        overhead = generation.num_pending_pieces * self._events.event_overhead_bytes
-        if generation.num_pending_chars + overhead > max_backlog_bytes and not gone.done():
-            gone.set_result(None)
 
 
 def _note(record: RequestRecord, generation: Generation, job: Job, dispatcher: Dispatcher) -> None:

@@ -137,7 +137,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         request = ChatRequest.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = _param(first["loc"], body)
+        param = _param(first["loc"], body, is_missing=first["type"] == "missing")
         detail = first["msg"][:1].lower() + first["msg"][1:]
         raise InvalidRequestError(f"Invalid value for '{param}': {detail}.", param=param) from None
     _check_messages(request.messages)
@@ -145,19 +145,19 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     return request
 
 
-def _param(location: Sequence[int | str], body: Any) -> str:
+def _param(location: Sequence[int | str], body: Any, *, is_missing: bool) -> str:
     """``messages[0].content``: those steps of ``location`` that lead through the body; pydantic
     adds its own.
     """
     path = ""
     value = body
     for depth, step in enumerate(location):
-        is_last = depth == len(location) - 1
+        is_absent = is_missing and depth == len(location) - 1
         if isinstance(step, int):
             if isinstance(value, list) and step < len(value):
                 path += f"[{step}]"
                 value = value[step]
-        elif isinstance(value, dict) and (step in value or is_last):
+        elif isinstance(value, dict) and (step in value or is_absent):
             path += f".{step}" if path else step
             value = value.get(step)
     return path

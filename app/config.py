@@ -43,7 +43,7 @@ class GatewayConfig(BaseModel):
     slow_client_buffer_bytes: int = Field(default=MIB, ge=1)
     """What may wait for a client that reads slowly; beyond it the stream is cut."""
     tokenize_off_loop_chars: int = Field(default=4000, ge=0)
-    """Longer conversations are templated and tokenized in a thread."""
+    """Requests with a longer body are templated and tokenized in a thread."""
     sse_keep_alive_s: float = Field(default=15.0, gt=0)
     """Gap after which an idle stream gets a comment, so that proxies keep it open."""
     prefix_index_max_keys: int = Field(default=500_000, ge=1)

@@ -7,6 +7,8 @@ step however slowly the client reads; a single reader takes the pieces.
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -37,6 +39,7 @@ class Generation:
         detokenizer: Detokenizer,
         stops: Sequence[str],
         stop_token_ids: frozenset[int],
+        deadline_s: float,
         abort: Callable[[int | None], None],
     ) -> None:
         """``abort`` ends the request at the engine; its argument is the number of tokens to
@@ -55,6 +58,7 @@ class Generation:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops) if stops else None
         self._stop_token_ids = stop_token_ids
+        self._deadline_s = deadline_s
         self._abort = abort
         self._num_kept_tokens: int | None = None
         self._pieces: list[str] = []
@@ -93,19 +97,28 @@ class Generation:
 
     # Read by the request's coroutine.
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Until there is something new; False after ``timeout_s`` without."""
+    async def wait(self, timeout_s: float = math.inf) -> bool:
+        """Until there is something new; False after ``timeout_s`` without.
+
+        Past the deadline the answer has failed, which is news, too.
+        """
+        left_s = self._deadline_s - time.monotonic()
         if not self._has_news:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            timer = loop.call_later(timeout_s, _resolve, self._waiter)
-            try:
-                await self._waiter
-            finally:
-                timer.cancel()
-                self._waiter = None
+            await self._sleep(max(0.0, min(timeout_s, left_s)))
+        if not self._has_news and left_s <= timeout_s:
+            self.fail(RequestTimeoutError("The request took longer than the server allows."))
         has_news, self._has_news = self._has_news, False
         return has_news
+
+    async def _sleep(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(timeout_s, _resolve, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
 
     def take(self) -> list[str]:
         """The pieces of text since the last call, one per step that brought text."""

@@ -29,6 +29,7 @@ class ChatEvents:
     def __init__(
         self, *, completion_id: str, created_s: int, model: str, includes_usage: bool
     ) -> None:
+        self._includes_usage = includes_usage
         self._completion_id = completion_id
         head = {
             "id": completion_id,
@@ -60,6 +61,9 @@ class ChatEvents:
         return self._before_delta + ending + self._tail
 
     def usage(self, usage: Usage) -> bytes:
+        """Empty unless the client asked for it."""
+        if not self._includes_usage:
+            return b""
         body: dict[str, Any] = usage_object(usage)
         return self._head + b',"choices":[],"usage":' + orjson.dumps(body) + b"}\n\n"
 

@@ -49,6 +49,7 @@ class ModelTokenizer:
         self._create_detokenizer = create_detokenizer_factory(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = {token.content: id_ for id_, token in added.items() if token.special}
+        self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
         by_length = sorted(self._special_ids, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
         self._template = (
@@ -71,6 +72,13 @@ class ModelTokenizer:
         root = BlockKey(self.card.root_key)
         keys = block_keys(root, token_ids, self.card.block_size_tokens)
         return Prompt(token_ids=token_ids, root_key=root, block_keys=list[bytes](keys))
+
+    def min_num_tokens(self, messages: Sequence[Message]) -> int:
+        """A lower bound for the prompt's length that costs no tokenizing."""
+        if self._tokenizer.normalizer is not None:
+            return 0  # it may shorten the text
+        num_chars = sum(len(message["content"]) for message in messages)
+        return num_chars // self._max_token_chars
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of the rendered template, without a second BOS."""

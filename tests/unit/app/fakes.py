@@ -23,8 +23,7 @@ from wire.endpoint import Endpoint
 
 CHATML = (
     "{% for message in messages %}"
-    "{% if message.role not in ['system', 'user', 'assistant', 'tool'] %}"
-    "{{ raise_exception('no such role') }}{% endif %}"
+    "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}<|im_start|>assistant\n"
 )

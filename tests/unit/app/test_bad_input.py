@@ -1,0 +1,249 @@
+"""Bad requests get the right 4xx and name the offending field, never a 500, and disturb nobody."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from engine.messages import FinishReason
+from tests.unit.app.conftest import Edge, MakeEdge
+from tests.unit.app.fakes import FakeEngine, make_card, until
+
+USER = {"role": "user", "content": "Hi"}
+GOOD: dict[str, Any] = {"model": "m", "messages": [USER]}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user"} | fields]}
+
+
+FIELDS: list[tuple[dict[str, Any], str | None]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": {"role": "user"}}, "messages"),
+    ({"messages": ["Hi"]}, "messages[0]"),
+    ({"messages": [USER, {"content": "Hi"}]}, "messages[1].role"),
+    (message(role="wizard", content="Hi"), "messages[0].role"),
+    (message(content=None), "messages[0].content"),
+    (message(), "messages[0].content"),
+    (message(content=5), "messages[0].content"),
+    (message(content=[{"type": "image_url", "image_url": {}}]), "messages[0].content[0].type"),
+    (message(content=[{"type": "text"}]), "messages[0].content[0].text"),
+    (message(content=[{"type": "text", "text": None}]), "messages[0].content[0].text"),
+    (message(content=["Hi"]), "messages[0].content[0]"),
+    (message(content={"text": "Hi"}), "messages[0].content"),
+    ({"model": None}, "model"),
+    ({"model": 5}, "model"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "10"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": float("-inf")}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"top_p": float("nan")}, "top_p"),
+    ({"seed": 1.5}, "seed"),
+    ({"seed": "1"}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop[1]"),
+    ({"stop": ["a", 5]}, "stop[1]"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": []}, "stream_options"),
+    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": True}, "n"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"response_format": {}}, "response_format.type"),
+    ({"response_format": "text"}, "response_format"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "x"}}, "audio"),
+]
+
+BODIES = [
+    b"",
+    b"{",
+    b"null",
+    b"5",
+    b'"text"',
+    b"[]",
+    b"NaN",
+    b'{"model": "m",}',
+    b'{"model": "m" "messages": []}',
+    b'{"model": "m", "messages": [{"role": "user", "content": "\xff\xfe"}]}',
+    b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"model": "m", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b"[" * 100_000,
+    b'{"x": NaN, "y": ' + b"[" * 100_000,
+    b'{"x": NaN, "y": ' + b"9" * 10_000 + b"}",
+    b"\x00\x01\x02",
+]
+
+
+@pytest.fixture
+async def edge(make_edge: MakeEdge) -> AsyncIterator[Edge]:
+    """Another client's stream runs through the whole test."""
+    engine = FakeEngine(card=make_card(max_model_len=256))
+    edge = await make_edge(engine, max_body_bytes=1_000_000)
+    other = asyncio.create_task(edge.chat(GOOD, stream=True))
+    await until(lambda: engine.sinks)
+    (request_id,) = engine.sinks
+    engine.say(request_id, "be")
+    yield edge
+    assert list(engine.requests) == [request_id], "a bad request reached the engine"
+    engine.say(request_id, "fore")
+    engine.say_ids(request_id, [], FinishReason.STOP)
+    assert "[DONE]" in (await other).text
+
+
+@pytest.mark.parametrize(("fields", "param"), FIELDS, ids=lambda value: json.dumps(value)[:60])
+async def test_a_bad_field_is_refused_by_name(
+    edge: Edge, fields: dict[str, Any], param: str | None
+) -> None:
+    body = json.dumps(GOOD | fields).encode()
+    response = await edge.http.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert str(param) in error["message"]
+    assert error.keys() >= {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: repr(body[:40]))
+async def test_a_body_that_is_no_json_object_is_refused(edge: Edge, body: bytes) -> None:
+    response = await edge.http.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("missing", ["model", "messages"])
+async def test_a_missing_field_is_named(edge: Edge, missing: str) -> None:
+    fields = {key: value for key, value in GOOD.items() if key != missing}
+    response = await edge.http.post("/v1/chat/completions", json=fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == missing
+
+
+async def test_empty_messages_have_openais_code(edge: Edge) -> None:
+    response = await edge.http.post("/v1/chat/completions", json=GOOD | {"messages": []})
+    assert response.json()["error"]["code"] == "empty_array"
+
+
+async def test_an_unknown_model_is_not_found(edge: Edge) -> None:
+    response = await edge.http.post("/v1/chat/completions", json=GOOD | {"model": "nope"})
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    assert response.json()["error"]["param"] is None
+
+
+async def test_a_prompt_and_answer_over_the_context_are_told_what_would_fit(edge: Edge) -> None:
+    response = await edge.http.post("/v1/chat/completions", json=GOOD | {"max_tokens": 256})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert response.headers["x-should-retry"] == "false"
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "messages"
+    assert "maximum context length is 256 tokens" in error["message"]
+    room = int(error["message"].split("at most ")[1].split(" ")[0])
+    assert 0 < room < 256
+
+
+@pytest.mark.parametrize("num_chars", [300, 900_000])
+async def test_a_prompt_over_the_context_is_refused(edge: Edge, num_chars: int) -> None:
+    long = [{"role": "user", "content": "x" * num_chars}]
+    response = await edge.http.post("/v1/chat/completions", json=GOOD | {"messages": long})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_length(edge: Edge) -> None:
+    body = b'{"x": "' + b"a" * 10_000_000 + b'"}'
+    response = await edge.http.post("/v1/chat/completions", content=body)
+    assert response.status_code == 413
+    assert response.json()["error"]["type"] == "request_too_large"
+
+
+async def test_a_chunked_body_that_grows_over_the_limit_is_refused(edge: Edge) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(200):
+            yield b"a" * 10_000
+
+    response = await edge.http.post("/v1/chat/completions", content=chunks())
+    assert response.status_code == 413
+
+
+async def test_the_templates_own_words_are_passed_on(edge: Edge) -> None:
+    response = await edge.http.post(
+        "/v1/chat/completions",
+        json=GOOD | {"messages": [{"role": "tool", "content": "refuse me"}]},
+    )
+    assert response.status_code == 400
+    assert "no tools here" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "verbosity": "low"},
+        {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "chat_template": "{{ 1/0 }}"},
+        {"n": 1, "logprobs": False, "presence_penalty": 0, "response_format": {"type": "text"}},
+        {"tools": [], "tool_choice": "auto", "modalities": ["text"], "logit_bias": {}},
+        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop", "stream")),
+        {"seed": -5, "max_completion_tokens": 3, "max_tokens": 5, "stop": []},
+        {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}]},
+    ],
+    ids=lambda extra: ",".join(extra)[:60],
+)
+async def test_what_does_not_change_the_answer_is_accepted(
+    make_edge: MakeEdge, extra: dict[str, Any]
+) -> None:
+    edge = await make_edge(FakeEngine(reply="ok"))
+    response = await edge.chat(GOOD | extra)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nope", 404),
+        ("POST", "/v1", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/health", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/models/nope/there", 404),
+    ],
+)
+async def test_unknown_paths_and_methods_are_json_errors(
+    edge: Edge, method: str, path: str, status: int
+) -> None:
+    response = await edge.http.request(method, path)
+    assert response.status_code == status
+    assert response.json()["error"].keys() >= {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
