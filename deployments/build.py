@@ -12,8 +12,10 @@ from deployments.config import GatewayArgs, ModelArgs
 from deployments.discovery import ENGINE_DEPLOYMENT
 from deployments.engine_replica import EngineReplica
 from deployments.gateway import GatewayReplica
+from deployments.model_root import NO_REPLICAS, ModelRoot
 
 GATEWAY_DEPLOYMENT = "Gateway"
+ROOT_DEPLOYMENT = "Model"
 
 MAX_CONSTRUCTOR_RETRIES = 2
 """A model that cannot start will not start the tenth time either: say so early."""
@@ -40,7 +42,7 @@ def build_gateway(args: GatewayArgs) -> Application:
 
 def build_model(args: ModelArgs) -> Application:
     """One model's engine replicas. The application must be named as the model."""
-    deployment = serve.deployment(
+    engines = serve.deployment(
         name=ENGINE_DEPLOYMENT,
         num_replicas=args.num_replicas,
         graceful_shutdown_timeout_s=args.graceful_shutdown_timeout_s,
@@ -57,4 +59,7 @@ def build_model(args: ModelArgs) -> Application:
             "resources": dict(args.resources),
         },
     )(EngineReplica)
-    return deployment.bind(args)
+    root = serve.deployment(
+        name=ROOT_DEPLOYMENT, autoscaling_config=NO_REPLICAS, ray_actor_options={"num_cpus": 0}
+    )(ModelRoot)
+    return root.bind(engines.bind(args))

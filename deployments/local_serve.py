@@ -18,7 +18,7 @@ import psutil
 
 from deployments.environment import child_environment, make_private_dir
 from deployments.local_environment import LocalPorts, local_environment
-from deployments.report import Report, State, last_line
+from deployments.report import Report, State, reason_in
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class LocalServe:
         return self._last
 
     def _last_output(self) -> str:
-        return last_line((self._folder / "serve_run.log").read_text("utf-8", "replace"))
+        return reason_in((self._folder / "serve_run.log").read_text("utf-8", "replace"))
 
 
 def _family(pid: int) -> list[psutil.Process]:

