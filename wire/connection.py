@@ -10,6 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed, HandshakeError, WireError
@@ -138,7 +139,8 @@ class Connection(asyncio.Protocol):
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # Not an assert: uvloop's transports have the methods, but not the class.
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         if self._handshake is None:
             self._open()
