@@ -73,7 +73,7 @@ class BlockManager:
         while len(sequence.block_ids) * self._block_size < len(sequence.token_ids):
             self._append_block(sequence)
         sequence.num_computed_tokens = hit.num_tokens
-        sequence.num_published_blocks = hit.num_tokens // self._block_size
+        sequence.num_published_blocks = len(hit.block_ids)
         return copy
 
     def needs_block(self, sequence: Sequence) -> bool:

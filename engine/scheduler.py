@@ -85,12 +85,10 @@ class Scheduler:
         if not self._running and not self._waiting:
             return None
         draft = _Draft()
-        num_preemptions_before = self.totals.num_preemptions
         self._plan_decodes(draft)
         budget_tokens = max(self._budget_tokens - len(draft.scheduled), self._min_prefill_tokens)
         budget_tokens = self._plan_running_prefills(draft, budget_tokens)
-        if self.totals.num_preemptions == num_preemptions_before:
-            self._plan_admissions(draft, budget_tokens)
+        self._plan_admissions(draft, budget_tokens)
         assert draft.scheduled, "sequences are here, but none of them can advance"
         return self._seal(draft)
 

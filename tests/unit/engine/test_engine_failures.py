@@ -89,7 +89,7 @@ class Tracer:
     @contextmanager
     def active(self) -> Iterator[None]:
         before = sys.gettrace()
-        sys.settrace(self)
+        sys.settrace(None if self.has_raised else self)
         try:
             yield
         finally:

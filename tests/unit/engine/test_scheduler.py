@@ -183,6 +183,22 @@ def test_the_latest_arrived_gives_way_and_is_computed_again_with_its_tokens() ->
     assert harness.step().scheduled[0].is_last_pending
 
 
+def test_a_preempted_sequence_comes_back_before_later_arrivals() -> None:
+    harness = Harness(make_config(prefix_caching=False), num_blocks=6)
+    old = harness.add("old", prompt(1, 7))
+    new = harness.add("new", prompt(2, 7))
+    harness.step()
+    later = harness.add("later", prompt(3, 7))
+    while not harness.scheduler.totals.num_preemptions:
+        harness.step()
+    assert [s.slot is None for s in (new, later)] == [True, True]
+
+    harness.scheduler.finish(old)
+    harness.step()
+
+    assert [s.slot is None for s in (new, later)] == [False, True]
+
+
 def test_a_sequence_in_prefill_gives_way_too() -> None:
     config = make_config(max_num_batched_tokens=4, prefix_caching=False)
     harness = Harness(config, num_blocks=8)
