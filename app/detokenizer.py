@@ -74,7 +74,8 @@ class WindowDetokenizer:
     """One sequence of any tokenizer.
 
     ``_ids[:_num_shown]`` were shown already and only give the context in which the rest is decoded
-    (a leading space may depend on it); what they decode to is cut off.
+    (a leading space may depend on it); what they decode to is cut off. A U+FFFD at the end may be
+    an unfinished character, so it is held back for a while, even if the model meant it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

@@ -25,7 +25,7 @@ CHATML = (
     "{% for message in messages %}"
     "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-    "{% endfor %}<|im_start|>assistant\n"
+    "{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 
 

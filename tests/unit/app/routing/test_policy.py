@@ -1,0 +1,107 @@
+"""The choice of an engine, as a pure function."""
+
+import dataclasses
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.routing.policy import Candidate, choose, cost_s
+from engine.messages import LoadView
+
+IDLE = LoadView(num_blocks=1000, num_free_blocks=1000, prefill_tokens_per_s=1000, step_time_s=0.02)
+
+
+def candidate(engine_id: str = "e0", load: LoadView = IDLE, **fields: int) -> Candidate:
+    idle = Candidate(
+        engine_id=engine_id,
+        load=load,
+        block_size_tokens=16,
+        num_cached_tokens=0,
+        num_in_flight=0,
+        num_unseen=0,
+        num_unseen_tokens=0,
+    )
+    return dataclasses.replace(idle, **fields)
+
+
+def loaded(**fields: int | float) -> LoadView:
+    return msgspec.structs.replace(IDLE, **fields)
+
+
+def test_a_cached_prefix_attracts() -> None:
+    cold, warm = candidate("cold"), candidate("warm", num_cached_tokens=1024, num_in_flight=3)
+    assert choose(1100, [cold, warm]).engine_id == "warm"
+
+
+def test_a_long_queue_outweighs_a_cached_prefix() -> None:
+    idle = candidate("idle")
+    busy = candidate("busy", loaded(pending_prefill_tokens=4000), num_cached_tokens=1024)
+    assert choose(1100, [idle, busy]).engine_id == "idle"
+
+
+def test_what_this_gateway_just_sent_counts_at_once() -> None:
+    sent = candidate("sent", num_unseen=1, num_unseen_tokens=500)
+    assert choose(100, [sent, candidate("free")]).engine_id == "free"
+
+
+def test_running_sequences_cost_a_step_each() -> None:
+    busy = candidate("busy", loaded(num_running=16))
+    assert choose(100, [busy, candidate("free")]).engine_id == "free"
+
+
+def test_full_memory_repels() -> None:
+    full = candidate("full", loaded(num_free_blocks=0))
+    assert choose(500, [full, candidate("free")]).engine_id == "free"
+
+
+def test_ties_keep_the_current_engine_then_the_least_busy_then_rotate() -> None:
+    busy, a, b = candidate("busy", num_in_flight=1), candidate("a"), candidate("b")
+    assert choose(10, [busy, a, b], current="busy").engine_id == "busy"
+    assert {choose(10, [busy, a, b], rotation=turn).engine_id for turn in range(4)} == {"a", "b"}
+
+
+LOADS = st.builds(
+    LoadView,
+    num_running=st.integers(0, 64),
+    num_waiting=st.integers(0, 64),
+    pending_prefill_tokens=st.integers(0, 10**6),
+    num_free_blocks=st.integers(0, 1000),
+    num_blocks=st.integers(0, 1000),
+    prefill_tokens_per_s=st.floats(0, 10**6),
+    step_time_s=st.floats(0, 10),
+)
+CANDIDATES = st.builds(
+    Candidate,
+    engine_id=st.sampled_from(["a", "b", "c"]),
+    load=LOADS,
+    block_size_tokens=st.just(16),
+    num_cached_tokens=st.integers(0, 10**5),
+    num_in_flight=st.integers(0, 100),
+    num_unseen=st.integers(0, 100),
+    num_unseen_tokens=st.integers(0, 10**6),
+)
+
+
+@given(
+    st.integers(1, 10**5),
+    st.lists(CANDIDATES, min_size=1, max_size=5, unique_by=lambda c: c.engine_id),
+    st.integers(0, 10),
+)
+def test_the_choice_is_among_the_cheapest(
+    num_prompt_tokens: int, candidates: list[Candidate], rotation: int
+) -> None:
+    chosen = choose(num_prompt_tokens, candidates, rotation=rotation)
+    cheapest = min(cost_s(num_prompt_tokens, candidate) for candidate in candidates)
+    assert chosen in candidates
+    assert cost_s(num_prompt_tokens, chosen) <= cheapest * 1.05 + 0.001
+
+
+@given(st.integers(1, 10**5), CANDIDATES, st.integers(0, 10**5))
+def test_more_cached_tokens_never_cost_more(
+    num_prompt_tokens: int, candidate: Candidate, num_more: int
+) -> None:
+    warmer = dataclasses.replace(
+        candidate, num_cached_tokens=candidate.num_cached_tokens + num_more
+    )
+    assert cost_s(num_prompt_tokens, warmer) <= cost_s(num_prompt_tokens, candidate)

@@ -1,0 +1,311 @@
+"""From a waiting request to an engine, with engines in the test's hand and a clock that it sets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from app.config import GatewayConfig
+from app.dispatch import MAX_ATTEMPTS, Dispatcher
+from app.errors import ApiError, EngineError, ModelLoadingError, OverloadedError
+from app.queue import Job
+from app.tokenization import Prompt
+from cache_tiers.keys import BlockKey, block_keys
+from engine.messages import CacheEvents, FinishReason, LoadView, SamplingParams, TokenDelta
+from tests.unit.app.fakes import FakeEngine, make_card, until
+
+
+@dataclass(eq=False)
+class Recorder:
+    """An ``Answer`` that remembers."""
+
+    deltas: list[TokenDelta] = field(default_factory=list)
+    error: ApiError | None = None
+
+    def on_delta(self, delta: TokenDelta) -> None:
+        self.deltas.append(delta)
+
+    def fail(self, error: ApiError) -> None:
+        self.error = error
+
+
+@dataclass(eq=False)
+class Bench:
+    """A dispatcher, its clock and the jobs a test sends."""
+
+    dispatcher: Dispatcher
+    now_s: float = 100.0
+    num_jobs: int = 0
+
+    def add(self, *engines: FakeEngine) -> None:
+        for engine in engines:
+            engine.listener = self.dispatcher
+            self.dispatcher.add_engine(engine)
+
+    def send(self, num_tokens: int = 20, *, token: int = 7, model: str = "m") -> Job:
+        self.num_jobs += 1
+        root = BlockKey(make_card(model=model).root_key)
+        token_ids = [token] * num_tokens
+        job = Job(
+            request_id=f"r{self.num_jobs}",
+            prompt=Prompt(token_ids, root, list[bytes](block_keys(root, token_ids, 16))),
+            sampling=SamplingParams(max_tokens=5),
+            answer=Recorder(),
+            arrived_s=self.now_s + self.num_jobs / 1000,
+            deadline_s=self.now_s + 600,
+        )
+        self.dispatcher.enqueue(job)
+        return job
+
+
+def answer_of(job: Job) -> Recorder:
+    assert isinstance(job.answer, Recorder)
+    return job.answer
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    config = GatewayConfig(max_queue_len=4, max_queue_wait_s=10)
+    bench = Bench(dispatcher=None)  # type: ignore[arg-type]
+    bench.dispatcher = Dispatcher("m", config, clock=lambda: bench.now_s)
+    yield bench
+    await bench.dispatcher.close()
+
+
+def waiting(engine_id: str) -> FakeEngine:
+    """An engine that has granted nothing yet."""
+    return FakeEngine(engine_id, num_credits=0)
+
+
+async def test_a_request_waits_for_a_credit_and_announces_its_demand(bench: Bench) -> None:
+    engine = waiting("e0")
+    bench.add(engine)
+    first, second = bench.send(), bench.send()
+    assert engine.demands == [1, 2]
+    assert not engine.requests
+    engine.grant()
+    assert list(engine.requests) == [first.request_id]
+    assert engine.demands == [1, 2, 1]
+    engine.grant()
+    assert list(engine.requests) == [first.request_id, second.request_id]
+    assert engine.demands[-1] == 0
+
+
+async def test_the_submitted_request_carries_prompt_keys_and_the_time_left(bench: Bench) -> None:
+    engine = waiting("e0")
+    bench.add(engine)
+    job = bench.send(40)
+    bench.now_s += 5
+    engine.grant()
+    request = engine.requests[job.request_id]
+    assert request.token_ids == job.prompt.token_ids
+    assert request.block_keys == job.prompt.block_keys
+    assert request.timeout_s == pytest.approx(595)
+
+
+async def test_without_an_engine_the_model_is_loading(bench: Bench) -> None:
+    with pytest.raises(ModelLoadingError) as caught:
+        bench.send()
+    assert caught.value.status == 503
+    assert int(caught.value.headers["retry-after"]) <= 120
+
+
+async def test_a_full_queue_refuses_and_then_takes_again(bench: Bench) -> None:
+    engine = waiting("e0")
+    bench.add(engine)
+    for _ in range(4):
+        bench.send()
+    with pytest.raises(OverloadedError) as caught:
+        bench.send()
+    assert "retry-after" in caught.value.headers
+    engine.grant()
+    bench.send()
+
+
+async def test_who_waits_too_long_gets_504_and_leaves_the_queue(bench: Bench) -> None:
+    engine = waiting("e0")
+    bench.add(engine)
+    job = bench.send()
+    bench.now_s += 10.1
+    await until(lambda: answer_of(job).error is not None)
+    error = answer_of(job).error
+    assert error is not None
+    assert error.status == 504
+    assert engine.demands[-1] == 0
+    engine.grant()
+    assert not engine.requests
+
+
+async def test_after_half_the_wait_a_request_takes_any_engines_credit(bench: Bench) -> None:
+    """Without that, it would stand behind those that came later but chose the free engine."""
+    slow, fast = waiting("slow"), waiting("fast")
+    fast.load = LoadView(num_running=50, step_time_s=1.0)
+    bench.add(slow, fast)
+    old = bench.send()
+    assert old.engine_id == "slow"
+    bench.now_s += 5.1
+    fast.load, slow.load = slow.load, fast.load
+    young = bench.send()
+    assert young.engine_id == "fast"
+    old_choice = old.engine_id
+    fast.grant()
+    assert list(fast.requests) == [old.request_id], old_choice
+    fast.grant()
+    assert young.request_id in fast.requests
+
+
+async def test_a_waiting_request_is_chosen_again_when_loads_change(bench: Bench) -> None:
+    a, b = waiting("a"), waiting("b")
+    b.load = LoadView(num_running=5, step_time_s=1.0)
+    bench.add(a, b)
+    job = bench.send()
+    assert job.engine_id == "a"
+    a.load, b.load = LoadView(num_running=50, step_time_s=1.0), LoadView()
+    await until(lambda: job.engine_id == "b")
+    assert (a.demands, b.demands) == ([1, 0], [1])
+
+
+@pytest.mark.parametrize("leave", ["lose", "drain", "retire"])
+async def test_requests_waiting_for_an_engine_that_leaves_go_elsewhere(
+    bench: Bench, leave: str
+) -> None:
+    a, b = waiting("a"), waiting("b")
+    b.load = LoadView(num_running=5, step_time_s=1.0)
+    bench.add(a, b)
+    job = bench.send()
+    assert job.engine_id == "a"
+    if leave == "lose":
+        a.lose()
+    elif leave == "drain":
+        a.is_accepting = False
+        bench.dispatcher.on_draining(a)
+    else:
+        bench.dispatcher.retire_engine("a")
+    assert job.engine_id == "b"
+    b.grant()
+    assert job.request_id in b.requests
+
+
+async def test_a_request_lost_before_its_first_token_starts_over_elsewhere(bench: Bench) -> None:
+    a, b = FakeEngine("a"), FakeEngine("b")
+    bench.add(a, b)
+    job = bench.send()
+    first, second = (a, b) if job.engine_id == "a" else (b, a)
+    first.lose()
+    assert job.request_id in second.requests
+    assert not answer_of(job).deltas
+    second.say(job.request_id, "hi", FinishReason.STOP)
+    assert [delta.finish_reason for delta in answer_of(job).deltas] == [FinishReason.STOP]
+
+
+async def test_a_request_lost_with_the_last_engine_waits_for_the_next(bench: Bench) -> None:
+    a, b = FakeEngine("a"), FakeEngine("b")
+    bench.add(a)
+    job = bench.send()
+    a.lose()
+    assert job.engine_id is None
+    bench.add(b)
+    assert job.request_id in b.requests
+
+
+async def test_a_request_that_fails_everywhere_fails(bench: Bench) -> None:
+    engines = [FakeEngine(f"e{number}") for number in range(MAX_ATTEMPTS + 1)]
+    bench.add(*engines)
+    job = bench.send()
+    for _ in range(MAX_ATTEMPTS):
+        next(engine for engine in engines if engine.sinks).lose()
+    assert isinstance(answer_of(job).error, EngineError)
+    assert not any(engine.sinks for engine in engines)
+
+
+async def test_after_the_first_token_a_loss_is_told_and_nobody_elses(bench: Bench) -> None:
+    a, b = FakeEngine("a"), FakeEngine("b")
+    bench.add(a, b)
+    jobs = [bench.send(), bench.send()]
+    assert {job.engine_id for job in jobs} == {"a", "b"}
+    for job in jobs:
+        (a if job.engine_id == "a" else b).say(job.request_id, "x")
+    a.lose()
+    hit = next(job for job in jobs if job.engine_id == "a")
+    other = next(job for job in jobs if job.engine_id == "b")
+    assert answer_of(hit).deltas[-1].finish_reason is FinishReason.ERROR
+    assert answer_of(other).deltas[-1].finish_reason is None
+    b.say(other.request_id, "y", FinishReason.STOP)
+    assert answer_of(other).deltas[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_cancelled_request_is_aborted_and_not_started_over(bench: Bench) -> None:
+    engine, other = FakeEngine("a"), FakeEngine("b")
+    bench.add(engine)
+    job = bench.send()
+    bench.add(other)
+    bench.dispatcher.cancel(job.request_id)
+    assert engine.aborts == [(job.request_id, None)]
+    await until(lambda: not engine.sinks)
+    assert not other.requests
+    assert bench.dispatcher.num_running == 0
+
+
+async def test_a_cancelled_waiting_request_takes_its_demand_back(bench: Bench) -> None:
+    engine = waiting("a")
+    bench.add(engine)
+    job = bench.send()
+    bench.dispatcher.cancel(job.request_id)
+    assert engine.demands == [1, 0]
+    engine.grant()
+    assert not engine.requests
+
+
+async def test_a_retired_engine_finishes_what_runs_and_is_closed(bench: Bench) -> None:
+    engine = FakeEngine("a")
+    bench.add(engine)
+    job = bench.send()
+    bench.dispatcher.retire_engine("a")
+    await asyncio.sleep(0)
+    assert engine.is_accepting, "closed with a request running"
+    engine.say(job.request_id, "bye", FinishReason.STOP)
+    await until(lambda: not engine.is_accepting)
+    assert answer_of(job).deltas[-1].finish_reason is FinishReason.STOP
+    assert len(bench.dispatcher.fleet) == 0
+
+
+async def test_equal_prefixes_go_to_the_same_engine_and_others_spread(bench: Bench) -> None:
+    engines = {name: FakeEngine(name) for name in ("a", "b")}
+    bench.add(*engines.values())
+    first = bench.send(600, token=1)
+    for engine in engines.values():
+        engine.step(LoadView(num_blocks=1000, num_free_blocks=1000))
+    same, different = bench.send(600, token=1), bench.send(600, token=2)
+    assert same.engine_id == first.engine_id
+    assert different.engine_id != first.engine_id
+
+
+async def test_an_evicted_prefix_attracts_no_more(bench: Bench) -> None:
+    engines = {name: FakeEngine(name) for name in ("a", "b")}
+    bench.add(*engines.values())
+    first = bench.send(600, token=1)
+    assert first.engine_id is not None
+    engine = engines[first.engine_id]
+    engine.step(
+        LoadView(num_running=1, step_time_s=0.1), CacheEvents(1, [], first.prompt.index_keys)
+    )
+    assert bench.send(600, token=1).engine_id != first.engine_id
+
+
+async def test_a_prompt_made_for_other_weights_goes_to_no_engine(bench: Bench) -> None:
+    engine = FakeEngine("a")
+    bench.add(engine)
+    job = bench.send(model="another")
+    assert job.engine_id is None
+    assert not engine.requests
+
+
+async def test_closing_ends_what_is_open(bench: Bench) -> None:
+    engine, idle = FakeEngine("a", num_credits=1), waiting("b")
+    idle.load = LoadView(num_running=5, step_time_s=1.0)
+    bench.add(engine, idle)
+    jobs: list[Any] = [bench.send(), bench.send()]
+    await bench.dispatcher.close()
+    assert all(answer_of(job).error is not None for job in jobs)
