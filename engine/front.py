@@ -68,12 +68,16 @@ class EngineFront:
         secret: bytes,
         host: str,
         unix_dir: Path | None,
+        max_silence_s: float = MAX_SILENCE_S,
+        max_gateway_backlog_bytes: int = MAX_GATEWAY_BACKLOG_BYTES,
     ) -> None:
         self._spec = spec.model_copy(update={"checkpoint": spec.checkpoint.absolute()})
         self._engine_id = engine_id
         self._secret = secret
         self._host = host
         self._unix_dir = unix_dir
+        self._max_silence_s = max_silence_s
+        self._max_gateway_backlog_bytes = max_gateway_backlog_bytes
         self._rank = RankProcess()
         max_num_seqs = spec.config.max_num_seqs
         # A few wait inside, so that a finished request's place is taken by the next step already.
@@ -118,7 +122,9 @@ class EngineFront:
                 self._unix_dir / "engine.sock" if self._unix_dir is not None else None,
                 secret=self._secret,
                 on_connection=self._serve,
-                limits=Limits(max_send_queue_bytes=len(self._card) + MAX_GATEWAY_BACKLOG_BYTES),
+                limits=Limits(
+                    max_send_queue_bytes=len(self._card) + self._max_gateway_backlog_bytes
+                ),
             )
         except (OSError, ValueError) as error:
             raise EngineStartError(f"cannot listen on {self._host}: {error}") from error
@@ -134,7 +140,7 @@ class EngineFront:
             raise EngineDeadError(self._failure)
         if not self._rank.is_running:
             raise EngineDeadError("the step loop's process is not running")
-        if self._rank.silence_s > MAX_SILENCE_S:
+        if self._rank.silence_s > self._max_silence_s:
             raise EngineDeadError(f"the step loop has been stuck for {self._rank.silence_s:.0f} s")
 
     async def drain(self, grace_s: float | None = None) -> bool:

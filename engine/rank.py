@@ -28,7 +28,8 @@ from wire.pipe import SyncPipe
 
 logger = logging.getLogger("engine.rank")
 
-WARM_UP_LIMIT_S = 3.0
+WARM_UP_LIMIT_S = 1.5
+"""The last round starts before that: on a slow CPU a full warm-up would cost more than it saves."""
 _FIRST_FRAME_TIMEOUT_S = 30.0
 _LAST_WORDS_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1

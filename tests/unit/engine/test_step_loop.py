@@ -1,0 +1,132 @@
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig, PacedConfig
+from engine.engine import Engine
+from engine.messages import (
+    Abort,
+    EngineRequest,
+    FinishReason,
+    GatewayMessage,
+    SamplingParams,
+    StepFrame,
+    Submit,
+    TokenDelta,
+)
+from engine.paced_runner import PacedRunner
+from engine.rank_messages import FromGateway, GatewayGone, RankCommand, RankEvent, StepReport
+from engine.step_loop import StepLoop
+from wire.errors import ConnectionClosed
+from wire.pipe import SyncPipe
+
+NUM_BLOCKS = 64
+CONFIG = EngineConfig(runner="paced", max_num_seqs=8)
+
+
+@dataclass
+class Bench:
+    """A step loop, and the front's end of its pipe."""
+
+    loop: StepLoop
+    engine: Engine
+    front: SyncPipe
+
+    def send(self, command: RankCommand) -> None:
+        self.front.send(msgspec.msgpack.encode(command))
+
+    def say(self, source: int, message: GatewayMessage) -> None:
+        self.send(FromGateway(source, msgspec.msgpack.encode(message)))
+
+    def turn(self) -> StepReport:
+        self.loop.turn()
+        [frame] = self.front.poll(1)
+        report = msgspec.msgpack.decode(frame, type=RankEvent)
+        assert isinstance(report, StepReport)
+        return report
+
+
+def deltas_of(report: StepReport) -> dict[int, list[TokenDelta]]:
+    return {
+        frame.source: msgspec.msgpack.decode(frame.payload, type=StepFrame).deltas
+        for frame in report.frames
+    }
+
+
+def submit(request_id: str, max_tokens: int = 100) -> Submit:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0)
+    return Submit(EngineRequest(request_id, [1, 2, 3], b"", [], sampling, timeout_s=60))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    runner = PacedRunner(
+        PacedConfig(),
+        num_blocks=NUM_BLOCKS,
+        block_size_tokens=CONFIG.block_size_tokens,
+        vocab_size=100,
+        eos_token_ids=[0],
+        sleep=lambda _: None,
+    )
+    engine = Engine(CONFIG, num_blocks=NUM_BLOCKS, max_model_len=512, runner=runner)
+    theirs, ours = socket.socketpair()
+    pipe, front = SyncPipe(theirs), SyncPipe(ours)
+    yield Bench(StepLoop(engine, pipe), engine, front)
+    engine.check_integrity()
+    front.close()
+    pipe.close()
+
+
+def test_a_step_gives_each_gateway_one_frame_with_its_own_deltas(bench: Bench) -> None:
+    for source, request_id in ((1, "a"), (2, "b"), (1, "c")):
+        bench.say(source, submit(request_id))
+    report = bench.turn()
+    requests = {
+        source: [delta.request_id for delta in deltas]
+        for source, deltas in deltas_of(report).items()
+    }
+    assert requests == {1: ["a", "c"], 2: ["b"]}
+    assert report.num_submits_taken == 3
+    assert bench.turn().num_submits_taken == 0
+
+
+def test_counts_what_finished_for_the_credits(bench: Bench) -> None:
+    bench.say(1, submit("short", max_tokens=1))
+    bench.say(1, submit("long", max_tokens=3))
+    assert [(f.source, f.num_finished) for f in bench.turn().frames] == [(1, 1)]
+    assert [(f.source, f.num_finished) for f in bench.turn().frames] == [(1, 0)]
+    assert [(f.source, f.num_finished) for f in bench.turn().frames] == [(1, 1)]
+
+
+def test_a_request_of_another_gateway_can_be_neither_aborted_nor_taken_over(bench: Bench) -> None:
+    bench.say(1, submit("mine"))
+    bench.turn()
+    bench.say(2, Abort("mine"))
+    bench.say(2, submit("mine"))
+    report = bench.turn()
+    deltas = deltas_of(report)
+    assert deltas[1][0].finish_reason is None
+    assert deltas[2][0].finish_reason is FinishReason.ERROR
+    assert {f.source: f.num_finished for f in report.frames} == {1: 0, 2: 1}
+    assert report.num_submits_taken == 1
+    bench.say(1, Abort("mine"))
+    assert deltas_of(bench.turn())[1][-1].finish_reason is FinishReason.ABORT
+
+
+def test_a_gateway_that_went_takes_its_requests_along_within_one_step(bench: Bench) -> None:
+    for source, request_id in ((1, "a"), (1, "b"), (2, "c")):
+        bench.say(source, submit(request_id))
+    bench.turn()
+    bench.send(GatewayGone(1))
+    report = bench.turn()
+    assert {f.source: f.num_finished for f in report.frames} == {1: 2, 2: 0}
+    assert report.load.num_running == 1
+
+
+def test_a_closed_pipe_ends_the_loop(bench: Bench) -> None:
+    bench.front.close()
+    with pytest.raises(ConnectionClosed):
+        bench.loop.run()
