@@ -144,7 +144,7 @@ class Scheduler:
         index = 0
         while index < len(self._running):
             sequence = self._running[index]
-            if sequence.num_uncomputed_tokens == 1:
+            if sequence.is_last_on_device:
                 if not self._make_room(sequence):
                     return
                 draft.scheduled.append(self._decode(sequence))
@@ -165,8 +165,8 @@ class Scheduler:
         return ScheduledSequence(
             slot=sequence.slot,
             start=sequence.num_computed_tokens,
-            token_ids=() if sequence.is_last_on_device else (sequence.token_ids[-1],),
-            is_last_pending=sequence.is_last_on_device,
+            token_ids=(),
+            is_last_pending=True,
             new_block_ids=(self._blocks.grow(sequence),) if needs_block else (),
             is_sampling=True,
         )
@@ -175,7 +175,7 @@ class Scheduler:
         for sequence in self._running:
             if budget_tokens == 0:
                 break
-            if sequence.num_uncomputed_tokens > 1:
+            if not sequence.is_last_on_device:
                 budget_tokens -= self._plan_chunk(draft, sequence, budget_tokens)
         return budget_tokens
 
