@@ -87,7 +87,7 @@ class Scheduler:
         draft = _Draft()
         self._plan_decodes(draft)
         budget_tokens = max(self._budget_tokens - len(draft.scheduled), self._min_prefill_tokens)
-        budget_tokens = self._plan_running_prefills(draft, budget_tokens)
+        budget_tokens -= self._plan_running_prefill(draft, budget_tokens)
         self._plan_admissions(draft, budget_tokens)
         assert draft.scheduled, "sequences are here, but none of them can advance"
         return self._seal(draft)
@@ -133,6 +133,7 @@ class Scheduler:
         assert sorted([*self._sequence_of_slot, *self._free_slots]) == list(
             range(self._max_num_seqs)
         ), "a slot was lost or is used twice"
+        assert all(s.is_last_on_device for s in self._running[:-1]), "two prefills at once"
         for sequence in self._waiting:
             assert sequence.slot is None, "a waiting sequence holds a slot"
             assert not sequence.block_ids, "a waiting sequence holds blocks"
@@ -171,13 +172,11 @@ class Scheduler:
             is_sampling=True,
         )
 
-    def _plan_running_prefills(self, draft: _Draft, budget_tokens: int) -> int:
-        for sequence in self._running:
-            if budget_tokens == 0:
-                break
-            if not sequence.is_last_on_device:
-                budget_tokens -= self._plan_chunk(draft, sequence, budget_tokens)
-        return budget_tokens
+    def _plan_running_prefill(self, draft: _Draft, budget_tokens: int) -> int:
+        # Only the last one can be amid its prefill: nobody is admitted before it had all it needs.
+        if not self._running or self._running[-1].is_last_on_device:
+            return 0
+        return self._plan_chunk(draft, self._running[-1], budget_tokens)
 
     def _plan_admissions(self, draft: _Draft, budget_tokens: int) -> None:
         while budget_tokens > 0 and self._waiting and self._free_slots:

@@ -101,7 +101,7 @@ class ModelRunner(Protocol):
     """Executes plans on a device. Owner: the step loop; calls never overlap, plans in order."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. On an exception the engine ends every request it holds and frees all blocks."""
+        """Run one step. On an exception the engine ends all its requests and frees all blocks."""
         ...
 
     def close(self) -> None:
