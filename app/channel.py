@@ -118,11 +118,14 @@ class ChannelClient:
             while True:
                 self._handle(_decoder.decode(await self._connection.receive()))
         except ConnectionClosed as closed:
-            self._end(closed.reason)
+            reason = closed.reason
         except msgspec.DecodeError as error:
             reason = f"the engine sent a message of another version: {error}"
-            self._connection.close(reason)
-            self._end(reason)
+        except Exception:  # our bug: better to dial again than to stay deaf
+            logger.exception("engine %s: a message could not be handled", self._card.engine_id)
+            reason = "a message could not be handled"
+        self._connection.close(reason)
+        self._end(reason)
 
     def _handle(self, message: EngineMessage) -> None:
         match message:

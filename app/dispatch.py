@@ -41,7 +41,7 @@ class Dispatcher:
         self, model: str, config: GatewayConfig, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.model = model
-        self.config = config
+        self._config = config
         self.fleet = Fleet(config.prefix_index_max_keys)
         self._clock = clock
         self._queue = WaitingQueue()
@@ -65,6 +65,11 @@ class Dispatcher:
 
     # What the gateway asks.
 
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """New limits, for those that wait already, too."""
+        self._config = config
+        self.fleet.index.resize(config.prefix_index_max_keys)
+
     def enqueue(self, job: Job) -> None:
         """Take ``job``; its answer hears everything from here on.
 
@@ -73,7 +78,7 @@ class Dispatcher:
         """
         if self.card is None:
             raise ModelLoadingError(self.model)
-        if len(self._queue) >= self.config.max_queue_len:
+        if len(self._queue) >= self._config.max_queue_len:
             raise OverloadedError(
                 f"The model `{self.model}` has {len(self._queue)} requests waiting, which is the "
                 "limit. Try again shortly."
@@ -192,7 +197,7 @@ class Dispatcher:
                 self._use_credits(member)
 
     def _use_credits(self, member: Member) -> None:
-        urgent_before_s = self._clock() - self.config.max_queue_wait_s / 2
+        urgent_before_s = self._clock() - self._config.max_queue_wait_s / 2
         while member.is_accepting and member.client.num_credits > 0:
             job = self._queue.pop_for(
                 member.engine_id, urgent_before_s=urgent_before_s, fits=member.fits
@@ -212,7 +217,7 @@ class Dispatcher:
     def _tick(self) -> None:
         self._tick_handle = None
         now_s = self._clock()
-        max_wait_s = self.config.max_queue_wait_s
+        max_wait_s = self._config.max_queue_wait_s
         for job in self._queue:
             if now_s >= min(job.queued_s + max_wait_s, job.deadline_s):
                 self._queue.remove(job)

@@ -32,8 +32,8 @@ class Gateway:
     def reconfigure(self, config: GatewayConfig) -> None:
         """Take ``config`` from now on; running requests keep what they began with.
 
-        A model that is not listed any more is unknown to new requests; its engines stay connected
-        until ``set_engines`` takes them away.
+        A model that is not listed any more is unknown to new requests, and its engines are let go
+        when what runs there has ended.
         """
         self.config = config
         self.authenticator = Authenticator(config.api_keys)
@@ -41,9 +41,11 @@ class Gateway:
             name: route.name for route in config.models for name in (route.name, *route.aliases)
         }
         for dispatcher in self._dispatchers.values():
-            dispatcher.config = config
+            dispatcher.reconfigure(config)
         for route in config.models:
             self._dispatcher(route.name)
+        for model in self._memberships.keys() - self._model_of.keys():
+            self._memberships[model].set_addresses({})
 
     def set_engines(self, model: str, addresses: Mapping[str, EngineAddress]) -> None:
         """The replicas that serve ``model`` now, by engine id. Connects and disconnects in the

@@ -25,7 +25,8 @@ class StopStrings:
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self._stops = tuple(stops)
-        self._max_partial_len = max(map(len, stops), default=1) - 1
+        self._prefixes = {stop[:length] for stop in stops for length in range(1, len(stop))}
+        self._max_partial_len = max(map(len, self._prefixes), default=0)
         self._held = ""
 
     def push(self, piece: str) -> Scanned:
@@ -53,7 +54,6 @@ class StopStrings:
 
     def _partial_len(self, text: str) -> int:
         for length in range(min(self._max_partial_len, len(text)), 0, -1):
-            tail = text[len(text) - length :]
-            if any(stop.startswith(tail) for stop in self._stops):
+            if text[-length:] in self._prefixes:
                 return length
         return 0

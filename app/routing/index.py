@@ -46,10 +46,7 @@ class PrefixIndex:
             holders.add(engine_id)
             own.add(key)
             self._engines_of.move_to_end(key)
-        while len(self._engines_of) > self._max_keys:
-            key, holders = self._engines_of.popitem(last=False)
-            for holder in holders:
-                self._keys_of[holder].discard(key)
+        self._forget_oldest()
 
     def apply(self, engine_id: str, events: CacheEvents) -> None:
         """Take in what the cache of ``engine_id`` gained and lost."""
@@ -68,6 +65,11 @@ class PrefixIndex:
             self._remove(engine_id, key)
         self._keys_of.pop(engine_id, None)
 
+    def resize(self, max_keys: int) -> None:
+        """Keep at most ``max_keys`` from now on."""
+        self._max_keys = max_keys
+        self._forget_oldest()
+
     def check_integrity(self) -> None:
         """Both directions say the same, and the bound holds."""
         forward = {(key, engine) for key, held in self._engines_of.items() for engine in held}
@@ -75,6 +77,12 @@ class PrefixIndex:
         assert forward == backward, forward ^ backward
         assert all(self._engines_of.values()), "a key without an engine is kept"
         assert len(self._engines_of) <= self._max_keys
+
+    def _forget_oldest(self) -> None:
+        while len(self._engines_of) > self._max_keys:
+            key, holders = self._engines_of.popitem(last=False)
+            for holder in holders:
+                self._keys_of[holder].discard(key)
 
     def _remove(self, engine_id: str, key: bytes) -> None:
         holders = self._engines_of.get(key)

@@ -88,8 +88,14 @@ async def test_configuration_changes_without_a_restart(make_edge: MakeEdge) -> N
     edge.gateway.reconfigure(GatewayConfig(models=(ModelRoute(name="other"),)))
     assert (await edge.chat()).status_code == 404
     assert (await edge.chat(model="other")).status_code == 503
-    edge.gateway.reconfigure(GatewayConfig(models=(ModelRoute(name="m"),)))
-    assert (await edge.chat()).status_code == 200
+
+
+async def test_a_model_that_is_taken_out_lets_its_engines_go(make_edge: MakeEdge) -> None:
+    engine = FakeEngine()
+    edge = await make_edge(engine)
+    edge.gateway.reconfigure(GatewayConfig())
+    await until(lambda: not engine.is_accepting)
+    assert (await edge.chat()).status_code == 404
 
 
 async def test_every_response_has_ids_and_its_time(make_edge: MakeEdge) -> None:

@@ -88,10 +88,10 @@ def test_what_the_template_refuses_is_a_bad_request(template: str) -> None:
 def test_templates_may_use_what_transformers_gives_them() -> None:
     template = (
         "{{ strftime_now('%Y') | length }}{{ messages | tojson }}"
-        "{% for m in messages %}{% break %}{% endfor %}"
+        "{% for m in messages %}{% break %}{% endfor %}{% generation %}!{% endgeneration %}"
     )
     token_ids = ModelTokenizer(with_template(template)).encode_chat(user("<é>"))
-    assert TOKENIZER.decode(token_ids) == '4[{"role": "user", "content": "<é>"}]'
+    assert TOKENIZER.decode(token_ids) == '4[{"role": "user", "content": "<é>"}]!'
 
 
 def test_a_model_without_a_template_refuses_chat() -> None:

@@ -70,6 +70,8 @@ def test_memory_is_bounded_whatever_is_sent(
     for engine, keys in sends:
         index.add(engine, keys)
         index.check_integrity()
+    index.resize(1)
+    index.check_integrity()
 
 
 def test_the_least_recently_used_keys_go_first() -> None:

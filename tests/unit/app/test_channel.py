@@ -1,0 +1,148 @@
+"""The channel client against the other end of a socket pair."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from app.channel import ChannelClient
+from app.client import EngineClient
+from engine.messages import (
+    Abort,
+    CacheEvents,
+    Demand,
+    Draining,
+    EngineMessage,
+    EngineRequest,
+    FinishReason,
+    GatewayMessage,
+    Grant,
+    LoadView,
+    ReturnCredits,
+    SamplingParams,
+    StepFrame,
+    Submit,
+    TokenDelta,
+)
+from tests.unit.app.fakes import make_card, until
+from wire.connection import Connection, adopt
+
+REQUEST = EngineRequest("r", [1, 2], b"root", [], SamplingParams(max_tokens=3), timeout_s=5)
+
+
+@dataclass(eq=False)
+class Listener:
+    """Remembers what it was told."""
+
+    heard: list[str] = field(default_factory=list)
+    events: list[CacheEvents | None] = field(default_factory=list)
+
+    def on_credits(self, client: EngineClient) -> None:
+        self.heard.append("credits")
+
+    def on_step(self, client: EngineClient, events: CacheEvents | None) -> None:
+        self.heard.append("step")
+        self.events.append(events)
+
+    def on_draining(self, client: EngineClient) -> None:
+        self.heard.append("draining")
+
+    def on_closed(self, client: EngineClient, reason: str) -> None:
+        self.heard.append("closed")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A client and the engine's end of its connection."""
+
+    client: ChannelClient
+    engine: Connection
+    listener: Listener
+
+    def send(self, message: EngineMessage) -> None:
+        self.engine.send(msgspec.msgpack.encode(message))
+
+    async def next(self) -> GatewayMessage:
+        return msgspec.msgpack.decode(await self.engine.receive(), type=GatewayMessage)
+
+    async def grant(self, num_credits: int) -> None:
+        self.send(Grant(num_credits))
+        await until(lambda: self.client.num_credits == num_credits)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    ours, theirs = socket.socketpair()
+    listener = Listener()
+    client = ChannelClient(await adopt(ours), make_card(), listener)
+    engine = await adopt(theirs)
+    yield Pair(client, engine, listener)
+    await client.close()
+    engine.close("the test ended")
+    await engine.wait_closed()
+
+
+async def test_a_request_goes_down_and_its_deltas_come_up_in_order(pair: Pair) -> None:
+    deltas: list[TokenDelta] = []
+    await pair.grant(1)
+    pair.client.submit(REQUEST, deltas.append)
+    assert pair.client.num_credits == 0
+    assert await pair.next() == Submit(REQUEST)
+    sent = [TokenDelta("r", [1]), TokenDelta("r", [2], FinishReason.STOP), TokenDelta("r", [3])]
+    events = CacheEvents(1, [b"k"], [])
+    pair.send(StepFrame(sent[:1], LoadView(num_running=1), events))
+    pair.send(StepFrame(sent[1:], LoadView(num_running=2)))
+    await until(lambda: len(pair.listener.events) == 2)
+    assert deltas == sent[:2], "something followed the last delta"
+    assert pair.listener.events == [events, None]
+    assert pair.client.load.num_running == 2
+
+
+async def test_no_demand_gives_unused_credits_back(pair: Pair) -> None:
+    pair.client.set_demand(2)
+    await pair.grant(2)
+    pair.client.set_demand(0)
+    assert pair.client.num_credits == 0
+    assert [await pair.next() for _ in range(3)] == [Demand(2), ReturnCredits(2), Demand(0)]
+
+
+async def test_only_open_requests_are_aborted(pair: Pair) -> None:
+    await pair.grant(1)
+    pair.client.abort("unknown")
+    pair.client.submit(REQUEST, lambda delta: None)
+    pair.client.abort("r", 2)
+    assert [await pair.next() for _ in range(2)] == [Submit(REQUEST), Abort("r", 2)]
+
+
+async def test_a_draining_engine_takes_nothing_more_and_finishes_what_runs(pair: Pair) -> None:
+    deltas: list[TokenDelta] = []
+    await pair.grant(2)
+    pair.client.submit(REQUEST, deltas.append)
+    pair.send(Draining())
+    pair.send(Grant(1))
+    pair.send(StepFrame([TokenDelta("r", [1], FinishReason.STOP)], LoadView()))
+    await until(lambda: deltas)
+    assert pair.listener.heard == ["credits", "draining", "step"]
+    assert not pair.client.is_accepting
+    assert pair.client.num_credits == 0
+
+
+async def test_a_lost_connection_ends_open_requests_before_it_is_told(pair: Pair) -> None:
+    order: list[str] = []
+    await pair.grant(2)
+    pair.client.submit(REQUEST, lambda delta: order.append(str(delta.finish_reason)))
+    pair.engine.close("gone")
+    await until(lambda: "closed" in pair.listener.heard)
+    assert order == ["error"]
+    assert not pair.client.is_accepting
+    assert pair.client.num_credits == 0
+
+
+async def test_a_message_that_is_not_understood_closes_the_connection(pair: Pair) -> None:
+    pair.engine.send(b"\xc1 is never msgpack")
+    await until(lambda: "closed" in pair.listener.heard)
+    async with asyncio.timeout(2):
+        await pair.engine.wait_closed()

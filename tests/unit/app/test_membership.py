@@ -1,0 +1,99 @@
+"""Connections follow what discovery says."""
+
+import asyncio
+
+from app.client import EngineClient, EngineListener
+from app.config import GatewayConfig
+from app.dispatch import Dispatcher
+from app.membership import ConnectError, EngineAddress, Membership
+from tests.unit.app.fakes import FakeEngine, address_of, until
+
+
+class Network:
+    """Engines that can be reached, and how often it was tried."""
+
+    def __init__(self, *engine_ids: str) -> None:
+        self.reachable = {engine_id: FakeEngine(engine_id) for engine_id in engine_ids}
+        self.num_dials: dict[str, int] = {}
+
+    async def connect(self, address: EngineAddress, listener: EngineListener) -> EngineClient:
+        engine_id = address.engine_id
+        self.num_dials[engine_id] = self.num_dials.get(engine_id, 0) + 1
+        await asyncio.sleep(0)
+        if engine_id not in self.reachable:
+            raise ConnectError("nobody listens")
+        engine = self.reachable[engine_id]
+        engine.listener = listener
+        return engine
+
+
+def start(network: Network) -> tuple[Membership, Dispatcher]:
+    dispatcher = Dispatcher("m", GatewayConfig())
+    return Membership(dispatcher, network.connect), dispatcher
+
+
+def ids(dispatcher: Dispatcher) -> set[str]:
+    return {member.engine_id for member in dispatcher.fleet}
+
+
+def addresses(*engine_ids: str) -> dict[str, EngineAddress]:
+    return {engine_id: address_of(engine_id) for engine_id in engine_ids}
+
+
+async def test_it_connects_what_comes_and_lets_go_what_leaves() -> None:
+    membership, dispatcher = start(Network("a", "b", "c"))
+    membership.set_addresses(addresses("a", "b"))
+    await until(lambda: ids(dispatcher) == {"a", "b"})
+    membership.set_addresses(addresses("b", "c"))
+    await until(lambda: ids(dispatcher) == {"b", "c"})
+    await membership.close()
+    await dispatcher.close()
+    assert not ids(dispatcher)
+
+
+async def test_an_engine_that_cannot_be_reached_is_dialled_again() -> None:
+    network = Network()
+    membership, dispatcher = start(network)
+    membership.set_addresses(addresses("a"))
+    await until(lambda: network.num_dials.get("a") == 1)
+    network.reachable["a"] = FakeEngine("a")
+    await until(lambda: ids(dispatcher) == {"a"})
+    await membership.close()
+
+
+async def test_a_lost_connection_is_dialled_again() -> None:
+    network = Network("a")
+    membership, dispatcher = start(network)
+    membership.set_addresses(addresses("a"))
+    await until(lambda: ids(dispatcher) == {"a"})
+    lost = network.reachable["a"]
+    network.reachable["a"] = FakeEngine("a")
+    lost.lose()
+    await until(lambda: ids(dispatcher) == {"a"})
+    assert dispatcher.card is not None
+    await membership.close()
+
+
+async def test_an_engine_that_discovery_drops_for_a_moment_is_kept() -> None:
+    network = Network("a")
+    membership, dispatcher = start(network)
+    membership.set_addresses(addresses("a"))
+    await until(lambda: ids(dispatcher) == {"a"})
+    (member,) = dispatcher.fleet
+    member.running["r"] = None  # type: ignore[assignment]
+    membership.set_addresses({})
+    assert dispatcher.card is None
+    membership.set_addresses(addresses("a"))
+    await until(lambda: dispatcher.card is not None)
+    assert network.num_dials == {"a": 1}
+    await membership.close()
+
+
+async def test_nothing_is_dialled_after_it_closed() -> None:
+    network = Network()
+    membership, _ = start(network)
+    membership.set_addresses(addresses("a"))
+    await until(lambda: network.num_dials.get("a") == 1)
+    await membership.close()
+    await asyncio.sleep(0.15)
+    assert network.num_dials == {"a": 1}
