@@ -2,7 +2,8 @@
 
 The front owns them, since the step loop answers only between steps. Waiting requests stand in the
 gateways; the engine takes only what it can start soon: a bounded number of requests, and no more
-prompt tokens than it prefills within the TTFT budget. Pure accounting: no I/O, no clock.
+prompt tokens, less the share that the prefix cache usually holds, than it prefills within the TTFT
+budget. Pure accounting: no I/O, no clock.
 
 A credit's life: granted → used by a submit (now a request in flight) → gone when that finishes. Or
 it is returned unused.
@@ -17,7 +18,7 @@ from engine.messages import LoadView
 _FIRST_MEAN_PROMPT_TOKENS = 128.0
 """Assumed until the first prompt comes."""
 _MEAN_WEIGHT = 0.1
-"""Of the newest prompt in the moving mean of prompt lengths."""
+"""Of the newest value in a moving mean."""
 
 
 class CreditError(EngineError):
@@ -41,9 +42,13 @@ class _Account:
 class CreditLedger:
     """The only writer of credits. Sources are numbers that are never used again."""
 
-    def __init__(self, max_num_requests: int, ttft_budget_s: float) -> None:
+    def __init__(
+        self, max_num_requests: int, *, ttft_budget_s: float, step_budget_tokens: int
+    ) -> None:
+        """``step_budget_tokens``: what one step computes at most; so much may always wait."""
         self._max_num_requests = max_num_requests
         self._ttft_budget_s = ttft_budget_s
+        self._step_budget_tokens = step_budget_tokens
         self._accounts: dict[int, _Account] = {}
         self._rotation: deque[int] = deque()
         self._is_granting = True
@@ -52,6 +57,8 @@ class CreditLedger:
         self._untaken_tokens: deque[int] = deque()
         self._num_untaken_tokens = 0
         self._mean_prompt_tokens: float | None = None
+        self._uncached_share = 1.0
+        self._last_load = LoadView()
 
     @property
     def num_granted(self) -> int:
@@ -123,6 +130,7 @@ class CreditLedger:
 
     def grants(self, load: LoadView) -> dict[int, int]:
         """New credits per source, given out one by one in turn; they count from here on."""
+        self._learn_cache_hits(load)
         granted: dict[int, int] = {}
         while self._is_granting and self._has_room(load):
             source = self._next_wanting()
@@ -148,17 +156,26 @@ class CreditLedger:
     def _has_room(self, load: LoadView) -> bool:
         if self._num_granted + self._num_in_flight >= self._max_num_requests:
             return False
-        num_pending_tokens = load.pending_prefill_tokens + self._num_untaken_tokens
-        if num_pending_tokens == 0 and self._num_granted == 0:
+        if self._num_granted + self._num_untaken_tokens + load.pending_prefill_tokens == 0:
             return True  # a prompt longer than the whole budget must get in, too
-        if load.prefill_tokens_per_s <= 0:
-            return True
         # Nobody knows yet how long the prompts of unused credits are: take the mean.
         mean = self._mean_prompt_tokens
         mean = _FIRST_MEAN_PROMPT_TOKENS if mean is None else mean
-        num_expected_tokens = (self._num_granted + 1) * mean
-        budget_tokens = self._ttft_budget_s * load.prefill_tokens_per_s
-        return num_pending_tokens + num_expected_tokens <= budget_tokens
+        num_coming_tokens = self._num_untaken_tokens + (self._num_granted + 1) * mean
+        num_expected_tokens = load.pending_prefill_tokens + num_coming_tokens * self._uncached_share
+        # Steps with few prompt tokens in them make the measured speed look worse than it is.
+        budget_tokens = max(
+            self._step_budget_tokens, self._ttft_budget_s * load.prefill_tokens_per_s
+        )
+        return num_expected_tokens <= budget_tokens
+
+    def _learn_cache_hits(self, load: LoadView) -> None:
+        num_tokens = load.num_prompt_tokens - self._last_load.num_prompt_tokens
+        if num_tokens > 0:
+            num_cached = load.num_cached_prompt_tokens - self._last_load.num_cached_prompt_tokens
+            share = 1 - num_cached / num_tokens
+            self._uncached_share += _MEAN_WEIGHT * (share - self._uncached_share)
+        self._last_load = load
 
     def _next_wanting(self) -> int | None:
         for _ in range(len(self._rotation)):

@@ -80,9 +80,11 @@ class EngineFront:
         self._max_gateway_backlog_bytes = max_gateway_backlog_bytes
         self._rank = RankProcess()
         max_num_seqs = spec.config.max_num_seqs
-        # A few wait inside, so that a finished request's place is taken by the next step already.
         self._ledger = CreditLedger(
-            max_num_seqs + max(2, max_num_seqs // 16), spec.config.ttft_budget_s
+            # A few wait inside, so that the next step already takes a finished request's place.
+            max_num_seqs + max(2, max_num_seqs // 16),
+            ttft_budget_s=spec.config.ttft_budget_s,
+            step_budget_tokens=spec.config.max_num_batched_tokens,
         )
         self._sources = itertools.count(1)
         self._gateways: dict[int, _Gateway] = {}

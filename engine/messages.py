@@ -172,8 +172,9 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class Demand(msgspec.Struct, frozen=True, tag="demand"):
-    """``num_waiting`` requests of this gateway wait for this engine; replaces the number said
-    before.
+    """``num_waiting`` requests of this gateway wait for this engine.
+
+    Replaces the number said before; each ``Submit`` that follows counts one off.
     """
 
     num_waiting: int

@@ -41,6 +41,7 @@ class RankProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._is_ready = False
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(RankEvent).decode
 
@@ -84,6 +85,7 @@ class RankProcess:
         if isinstance(event, Failed):
             raise EngineStartError(f"{spec.model}: {event.message}")
         assert isinstance(event, Ready)
+        self._is_ready = True
         return event
 
     def send(self, command: RankCommand) -> None:
@@ -114,7 +116,8 @@ class RankProcess:
         if self._connection is not None:
             self._connection.close("the front stops")
         if self._process is not None:
-            await self._wait(_EXIT_TIMEOUT_S)
+            if self._is_ready:  # while it loads it does not look at the pipe
+                await self._wait(_EXIT_TIMEOUT_S)
             if self.is_running:
                 self._process.kill()
                 await self._wait(_EXIT_TIMEOUT_S)

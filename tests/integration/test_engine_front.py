@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -53,6 +54,25 @@ SECRET = b"the secret of the cluster"
 PACED = EngineConfig(runner="paced", max_num_seqs=8, paced=PacedConfig(step_base_s=0.004))
 FOREVER = 10_000
 """More tokens than a test waits for."""
+FRONT_PROGRAM = """
+import asyncio, sys
+from engine.config import EngineSpec
+from engine.front import EngineFront
+
+async def main():
+    front = EngineFront(
+        EngineSpec.model_validate_json(sys.argv[1]),
+        engine_id="tiny/1",
+        secret=bytes.fromhex(sys.argv[2]),
+        host="127.0.0.1",
+        unix_dir=None,
+    )
+    endpoint = await front.start()
+    print(front.rank_pid, endpoint.port, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +139,19 @@ async def running(
         yield front, await front.start()
     finally:
         await front.close()
+
+
+def ends_within(pid: int, timeout_s: float) -> bool:
+    """Whether the process, which is not our child, runs no more."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True  # whoever inherited it takes its time to bury it
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 class Gateway:
@@ -430,6 +463,38 @@ async def test_a_bad_spec_is_one_clear_line(checkpoint: Path, tmp_path: Path) ->
         async with running(tmp_path):
             pass
     assert "\n" not in str(missing.value)
+
+
+async def test_a_model_that_does_not_get_ready_in_time_is_one_clear_line(checkpoint: Path) -> None:
+    config = PACED.model_copy(update={"start_timeout_s": 0.05})
+    with pytest.raises(EngineStartError, match=r"tiny: not ready after 0\.05 s; raise"):
+        async with running(checkpoint, config=config):
+            pass
+
+
+async def test_a_killed_front_takes_its_step_loop_along_even_in_the_middle_of_a_step(
+    checkpoint: Path,
+) -> None:
+    """The front runs in a process of its own here; a request then keeps its step loop asleep."""
+    config = PACED.model_copy(update={"paced": PacedConfig(step_base_s=1)})
+    spec = EngineSpec(model="tiny", checkpoint=checkpoint, config=config)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", FRONT_PROGRAM, spec.model_dump_json(), SECRET.hex()),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        rank_pid, port = map(int, (await process.stdout.readline()).split())
+        async with gateway_at(Endpoint("127.0.0.1", port)) as gateway:
+            await gateway.submit("r", max_tokens=FOREVER)
+            await gateway.started("r")
+            process.kill()
+            await process.wait()
+            assert await asyncio.to_thread(ends_within, rank_pid, 0.5)  # a step takes 1 s
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_nothing_is_left_behind(checkpoint: Path, unix_dir: Path) -> None:

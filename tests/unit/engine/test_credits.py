@@ -10,8 +10,12 @@ from engine.messages import LoadView
 IDLE = LoadView(prefill_tokens_per_s=1000.0)
 
 
-def ledger(max_num_requests: int = 4, ttft_budget_s: float = 1.0) -> CreditLedger:
-    return CreditLedger(max_num_requests, ttft_budget_s)
+def ledger(
+    max_num_requests: int = 4, ttft_budget_s: float = 1.0, step_budget_tokens: int = 1
+) -> CreditLedger:
+    return CreditLedger(
+        max_num_requests, ttft_budget_s=ttft_budget_s, step_budget_tokens=step_budget_tokens
+    )
 
 
 def test_grants_no_more_than_what_waits() -> None:
@@ -74,6 +78,33 @@ def test_a_prompt_longer_than_the_whole_budget_still_gets_in_alone() -> None:
     assert credits_.grants(IDLE) == {}
     credits_.taken(1)
     assert credits_.grants(IDLE) == {1: 1}  # the first one decodes, nothing waits for prefill
+
+
+def test_as_much_as_one_step_computes_may_wait_however_slow_steps_look() -> None:
+    credits_ = ledger(max_num_requests=100, step_budget_tokens=512)
+    credits_.set_demand(1, 50)
+    slow = LoadView(prefill_tokens_per_s=10.0)
+    assert credits_.grants(slow) == {1: 4}  # of 128 tokens each
+
+
+def test_prompts_that_are_mostly_cached_weigh_less() -> None:
+    credits_ = ledger(max_num_requests=100, step_budget_tokens=512)
+    load = LoadView(prefill_tokens_per_s=10.0)
+    num_cached = 0
+    for num_prompts in range(1, 60):
+        credits_.set_demand(1, 1)
+        credits_.grants(load)
+        credits_.submitted(1, 1000)
+        credits_.taken(1)
+        credits_.finished(1, 1)
+        num_cached += 950
+        load = LoadView(
+            prefill_tokens_per_s=10.0,
+            num_prompt_tokens=num_prompts * 1000,
+            num_cached_prompt_tokens=num_cached,
+        )
+    credits_.set_demand(1, 50)
+    assert credits_.grants(load)[1] in range(8, 11)  # some 50 tokens each are new
 
 
 def test_submitting_without_a_credit_is_an_error() -> None:
