@@ -109,6 +109,16 @@ class Dispatcher:
             self._announce(self.fleet.get(job.engine_id))
             del self._jobs[request_id]
 
+    def check_integrity(self) -> None:
+        """Every open job waits or runs, in one place. For tests."""
+        self._queue.check_integrity()
+        self.fleet.index.check_integrity()
+        running = [job for member in self.fleet for job in member.running.values()]
+        assert all(job.is_running for job in running)
+        assert not any(job.is_running for job in self._queue)
+        waiting_ids = [job.request_id for job in self._queue]
+        assert sorted(waiting_ids + [job.request_id for job in running]) == sorted(self._jobs)
+
     # Membership.
 
     def add_engine(self, client: EngineClient) -> Member:

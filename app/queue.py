@@ -125,3 +125,13 @@ class WaitingQueue:
     def oldest(self, num_jobs: int) -> list[Job]:
         """Up to ``num_jobs`` jobs, oldest first."""
         return sorted(self, key=_order)[:num_jobs]
+
+    def check_integrity(self) -> None:
+        """Lanes are in order and agree with the sums. For tests."""
+        assert self._len == sum(map(len, self._lanes.values()))
+        assert self._tokens_of.keys() == self._lanes.keys()
+        for engine_id, lane in self._lanes.items():
+            assert lane == sorted(lane, key=_order)
+            assert all(job.engine_id == engine_id for job in lane)
+            num_tokens = sum(len(job.prompt.token_ids) for job in lane)
+            assert self._tokens_of[engine_id] == num_tokens

@@ -13,20 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 import pytest_asyncio
 import uvicorn
+from openai.types.chat import ChatCompletionMessageParam
 
 from app.config import GatewayConfig, ModelRoute
 from app.gateway import Gateway
 from app.membership import EngineAddress
 from app.server import create_asgi_app
+from app.tokenization import ModelTokenizer
 from engine.checkpoints.errors import SourceUnavailable
 from engine.checkpoints.pull import pull
 from engine.config import EngineConfig, EngineSpec, PacedConfig
 from engine.front import EngineFront
-from tests.unit.app.fakes import until
+from tests.unit.app.fakes import make_card, until
 
 pytestmark = [
     pytest.mark.integration,
@@ -39,10 +42,12 @@ MODEL = "smollm2"
 PACED = EngineConfig(
     runner="paced",
     max_model_len=2048,
-    kv_cache_bytes=1024 * 1024,
+    kv_cache_bytes=256 * 1024 * 1024,
     paced=PacedConfig(step_base_s=0.003, per_decode_s=0, per_prefill_token_s=0),
 )
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL: list[ChatCompletionMessageParam] = [
+    {"role": "user", "content": "What is the capital of France?"}
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ async def test_a_whole_answer_passes_openais_strict_validation(paced: Service) -
 async def test_a_stream_passes_openais_strict_validation_and_equals_the_whole(
     paced: Service,
 ) -> None:
-    ask = {
+    ask: dict[str, Any] = {
         "model": MODEL,
         "messages": CAPITAL,
         "max_tokens": 40,
@@ -157,6 +162,35 @@ async def test_a_stream_passes_openais_strict_validation_and_equals_the_whole(
     assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == [
         "length"
     ]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "Hi"}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  Hi\n\n"}],
+        [
+            {"role": "user", "content": "Grüße 👋🏽 漢字"},
+            {"role": "assistant", "content": "def f():\n\treturn 1\n"},
+            {"role": "user", "content": "\n"},
+        ],
+    ],
+)
+def test_the_prompt_is_what_transformers_makes_of_the_messages(
+    checkpoint: Path, messages: list[dict[str, str]]
+) -> None:
+    from transformers import AutoTokenizer
+
+    template = (checkpoint / "chat_template.jinja").read_text()
+    card = msgspec.structs.replace(
+        make_card(),
+        tokenizer_json=(checkpoint / "tokenizer.json").read_bytes(),
+        chat_template=template,
+    )
+    expected = AutoTokenizer.from_pretrained(checkpoint).apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    assert ModelTokenizer(card).encode_chat(messages) == expected
 
 
 async def test_models_are_listed_for_openais_client(paced: Service) -> None:

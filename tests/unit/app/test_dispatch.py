@@ -152,6 +152,7 @@ async def test_after_half_the_wait_a_request_takes_any_engines_credit(bench: Ben
     old_choice = old.engine_id
     fast.grant()
     assert list(fast.requests) == [old.request_id], old_choice
+    assert slow.demands == [1, 0]
     fast.grant()
     assert young.request_id in fast.requests
 

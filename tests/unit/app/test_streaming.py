@@ -34,7 +34,7 @@ class RawClient:
             "query_string": b"",
         }
         app = create_asgi_app(edge.gateway)
-        self.task = asyncio.create_task(app(scope, self._receive, self._send))  # type: ignore[arg-type]
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))
 
     @property
     def text(self) -> str:

@@ -1,6 +1,7 @@
 """The choice of an engine, as a pure function."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 from hypothesis import given
@@ -12,7 +13,7 @@ from engine.messages import LoadView
 IDLE = LoadView(num_blocks=1000, num_free_blocks=1000, prefill_tokens_per_s=1000, step_time_s=0.02)
 
 
-def candidate(engine_id: str = "e0", load: LoadView = IDLE, **fields: int) -> Candidate:
+def candidate(engine_id: str = "e0", load: LoadView = IDLE, **fields: Any) -> Candidate:
     idle = Candidate(
         engine_id=engine_id,
         load=load,
