@@ -35,7 +35,7 @@ def build_gateway(args: GatewayArgs) -> Application:
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         max_constructor_retry_count=MAX_CONSTRUCTOR_RETRIES,
-        ray_actor_options={"num_cpus": args.num_cpus},
+        ray_actor_options={"num_cpus": args.num_cpus, "resources": dict(args.resources)},
     )(GatewayReplica)
     return deployment.bind()
 

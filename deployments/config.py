@@ -2,7 +2,8 @@
 
 Joins the packages' own sections (`engine.config`, `app.config`) with what only Serve needs to know.
 Frozen; unknown keys are errors; units stand in names. Changing any of these restarts the
-application; what may change while it runs is the gateway's `user_config`, an `app.config` section.
+application. What may change while it runs stands under the application's `deployments:`, as Serve
+has it: `num_replicas`, and the gateway's `user_config`, which is the section of `app.config`.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +24,8 @@ class GatewayArgs(BaseModel):
     num_replicas: int = Field(default=1, ge=1)
     num_cpus: float = Field(default=0.0, ge=0)
     """Reserved per replica; 0 takes what is there."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom Ray resources per replica."""
     max_ongoing_requests: int = Field(default=10_000, ge=1)
     """Requests open at one replica, streams included; far above what the gateway lets wait."""
     longest_answer_s: float = Field(default=600.0, gt=0)

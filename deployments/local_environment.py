@@ -25,7 +25,7 @@ class LocalPorts:
     @classmethod
     def free(cls) -> Self:
         """The customary ones, or others where those are taken."""
-        return cls(*(_free_port(preferred) for preferred in (8265, 8404, 9101, 8500)))
+        return cls(*(free_port(preferred) for preferred in (8265, 8404, 9101, 8500)))
 
 
 def local_environment(folder: Path, ports: LocalPorts) -> dict[str, str]:
@@ -61,6 +61,8 @@ def _haproxy_environment(folder: Path, ports: LocalPorts) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(state / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(state),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(state / "server-state"),
+        # Nothing reads it; the default is syslog's UDP port, whoever listens there.
+        "RAY_SERVE_HAPROXY_LOG_TARGET": str(state / "log"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(state / "metrics.sock"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.haproxy_stats),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.haproxy_metrics),
@@ -70,7 +72,8 @@ def _haproxy_environment(folder: Path, ports: LocalPorts) -> dict[str, str]:
     }
 
 
-def _free_port(preferred: int) -> int:
+def free_port(preferred: int = 0) -> int:
+    """A port that is free on loopback now: `preferred` if it is."""
     for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

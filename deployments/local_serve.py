@@ -49,6 +49,12 @@ class LocalServe:
         return f"http://127.0.0.1:{self._ports.dashboard}"
 
     @property
+    def pid(self) -> int:
+        """Of the child, which everything else is below."""
+        assert self._child is not None
+        return self._child.pid
+
+    @property
     def logs(self) -> Path:
         return self._folder / "ray" / "session_latest" / "logs"
 
