@@ -46,12 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _measure(options: ServingOptions) -> list[CaseResult]:
-    server = _Server(options.target)
-    peer = _Server(options.peer) if options.peer else None
+    server = Server(options.target)
+    peer = Server(options.peer) if options.peer else None
     servers = [server, peer] if peer else [server]
     try:
         for each in servers:
-            await each.warm_up(options)
+            await each.warm_up(
+                options.workload, options.num_warmup_requests, options.load.timeout_s
+            )
         if peer is None:
             return await server.run(options.load, options.workload, run="0")
         return await _measure_pairs(options, server, peer)
@@ -60,9 +62,7 @@ async def _measure(options: ServingOptions) -> list[CaseResult]:
             each.close()
 
 
-async def _measure_pairs(
-    options: ServingOptions, server: _Server, peer: _Server
-) -> list[CaseResult]:
+async def _measure_pairs(options: ServingOptions, server: Server, peer: Server) -> list[CaseResult]:
     """A/B, B/A, A/B, ...: a machine that slows down or warms up favours neither side.
 
     No prompt is asked twice, so that no run finds the other's in a prefix cache they share.
@@ -77,7 +77,7 @@ async def _measure_pairs(
     return compare(pairs, options.peer_name)
 
 
-class _Server:
+class Server:
     """A measured server, and the connections to it."""
 
     def __init__(self, target: Target) -> None:
@@ -87,9 +87,8 @@ class _Server:
         if target.api_key is not None:
             self._headers["Authorization"] = f"Bearer {target.api_key}"
 
-    async def warm_up(self, options: ServingOptions) -> None:
+    async def warm_up(self, workload: Workload, num_requests: int, timeout_s: float) -> None:
         """Check that the server is there and answers; raises MeasurementError if not."""
-        timeout_s = options.load.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.check_reachable()
@@ -98,10 +97,10 @@ class _Server:
             raise MeasurementError(
                 f"cannot reach {self._target.url} ({reason}): start the server or correct the URL"
             ) from error
-        if not options.num_warmup_requests:
+        if not num_requests:
             return
-        load = ClosedLoop(WARMUP_CONCURRENCY, options.num_warmup_requests, timeout_s)
-        outcome = await run_load(load, self._make_send(options.workload, "warmup", load))
+        load = ClosedLoop(WARMUP_CONCURRENCY, num_requests, timeout_s)
+        outcome = await run_load(load, self._make_send(workload, "warmup", load))
         failure = first_error(outcome) or ("none ended in time" if outcome.num_unfinished else None)
         if failure:
             raise MeasurementError(f"warm-up of {self._target.url} failed: {failure}")

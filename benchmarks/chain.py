@@ -1,0 +1,178 @@
+"""What HTTP, gateway and channel cost: ``python -m benchmarks.chain --out FILE``.
+
+The same requests are asked of a served fleet and of as many engines with nothing before them, in
+turn, at concurrency 1 and 16. Start the fleet first, as by ``make serve``; it idles while the
+offline engines run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from benchmarks.load import ClosedLoop
+from benchmarks.offline_fleet import OfflineFleet, OfflineLoad
+from benchmarks.result import BenchmarkResult, CaseResult
+from benchmarks.serving import MeasurementError, Server
+from benchmarks.serving_options import parse_target
+from benchmarks.statistics import MIN_PAIRS, paired_ratio, percentile
+from benchmarks.workload import Workload, make_prompt
+from deployments.environment import headwater_home
+from deployments.serve_file import ModelSection, read_serve_file
+from engine.checkpoints.errors import CheckpointError
+from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
+from engine.config import EngineSpec
+
+TIMEOUT_S = 120.0
+CASES = {1: 12, 16: 96}
+"""Concurrency to requests of one run."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; 0 if a result was written, 1 if not."""
+    options = _parse_options(argv)
+    workload = Workload(prompt_words=17, output_tokens=64, seed=0)
+    try:
+        model = _model_of(options.file)
+        checkpoint = open_checkpoint(checkpoint_path(headwater_home(), model.args.name))
+        spec = EngineSpec(
+            model=model.args.name, checkpoint=checkpoint.path, config=model.args.engine
+        )
+        offline = _Offline(OfflineFleet(spec, model.args.num_replicas), checkpoint, workload)
+        target = parse_target(options.url, model=spec.model, api_key=None, allow_remote=False)
+        server = Server(target)
+        try:
+            cases = asyncio.run(_measure(server, offline, workload, options.pairs))
+        finally:
+            server.close()
+            offline.fleet.close()
+        BenchmarkResult.of_this_machine(
+            name="chain",
+            config={
+                "url": options.url,
+                "pairs": options.pairs,
+                "prompt_words": workload.prompt_words,
+                "output_tokens": workload.output_tokens,
+                "num_replicas": model.args.num_replicas,
+                "engine": spec.config.model_dump(mode="json"),
+            },
+            seed=workload.seed,
+            results=cases,
+        ).write(options.out)
+    except (CheckpointError, MeasurementError, OSError, ValueError) as error:
+        print(f"benchmarks.chain: {error}", file=sys.stderr)
+        return 1
+    for case in cases:
+        ratio = "" if case.ratio is None else f"  ratio {case.ratio.median:.3f}"
+        print(f"{case.case:<28}{case.value:>10.2f} {case.unit:<6}{case.peer_value!s:>24}{ratio}")
+    return 0
+
+
+class _Offline:
+    """The engines without a server, asked the same as the server."""
+
+    def __init__(self, fleet: OfflineFleet, checkpoint: Checkpoint, workload: Workload) -> None:
+        self.fleet = fleet
+        self._checkpoint = checkpoint
+        self._workload = workload
+        self._tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
+
+    def run(self, run: str, concurrency: int, num_requests: int) -> tuple[float, float]:
+        """Output tokens/s and the median TTFT in ms."""
+        prompts = [
+            self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": make_prompt(self._workload, run, index)}],
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+            for index in range(num_requests)
+        ]
+        num_engines = min(concurrency, len(self.fleet))
+        loads = [
+            OfflineLoad(
+                run=run,
+                prompts=prompts[number::num_engines],
+                concurrency=concurrency // num_engines,
+                max_tokens=self._workload.output_tokens,
+                stop_token_ids=self._checkpoint.eos_token_ids,
+            )
+            for number in range(num_engines)
+        ]
+        outcomes = self.fleet.run(loads)
+        duration_s = max(o.end_s for o in outcomes) - min(o.start_s for o in outcomes)
+        ttfts_s = [ttft_s for outcome in outcomes for ttft_s in outcome.ttfts_s]
+        num_tokens = sum(outcome.num_tokens for outcome in outcomes)
+        return num_tokens / duration_s, percentile(ttfts_s, 50.0) * 1e3
+
+
+async def _measure(
+    server: Server, offline: _Offline, workload: Workload, num_pairs: int
+) -> list[CaseResult]:
+    await server.warm_up(workload, 32, TIMEOUT_S)
+    cases: list[CaseResult] = []
+    for concurrency, num_requests in CASES.items():
+        load = ClosedLoop(concurrency, num_requests, TIMEOUT_S)
+        speeds: list[tuple[float, float]] = []
+        ttfts: list[tuple[float, float]] = []
+        for pair in range(num_pairs):
+            run = f"{concurrency}/{pair}"
+            if pair % 2:
+                bare = offline.run(run, concurrency, num_requests)
+            served = {case.case: case.value for case in await server.run(load, workload, run=run)}
+            if not pair % 2:
+                bare = offline.run(run, concurrency, num_requests)
+            speeds.append((served["output_tokens_per_s"], bare[0]))
+            ttfts.append((served["ttft_p50"], bare[1]))
+        cases += _summarize(concurrency, speeds, ttfts)
+    return cases
+
+
+def _summarize(
+    concurrency: int, speeds: list[tuple[float, float]], ttfts: list[tuple[float, float]]
+) -> list[CaseResult]:
+    pairs = {"output_tokens_per_s": (speeds, "tok/s"), "ttft_p50": (ttfts, "ms")}
+    cases = [
+        CaseResult(
+            case=f"c{concurrency}_{name}",
+            value=percentile([served for served, _ in values], 50.0),
+            unit=unit,
+            peer="engine offline",
+            peer_value=percentile([bare for _, bare in values], 50.0),
+            ratio=paired_ratio([served for served, _ in values], [bare for _, bare in values]),
+        )
+        for name, (values, unit) in pairs.items()
+    ]
+    added_ms = percentile([served - bare for served, bare in ttfts], 50.0)
+    return [*cases, CaseResult(case=f"c{concurrency}_ttft_p50_added", value=added_ms, unit="ms")]
+
+
+def _model_of(path: Path) -> ModelSection:
+    file = read_serve_file(path)
+    if file.faults:
+        raise ValueError(file.describe(file.faults[0]))
+    if len(file.models) != 1:
+        raise ValueError(f"{path} must name one model, it names {len(file.models)}")
+    return file.models[0]
+
+
+def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chain", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="result file to write")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the served fleet")
+    parser.add_argument(
+        "--file", type=Path, default=Path("configs/quickstart.yaml"), help="what it serves"
+    )
+    parser.add_argument("--pairs", type=int, default=MIN_PAIRS, help="interleaved A/B pairs")
+    options = parser.parse_args(argv)
+    if options.pairs < MIN_PAIRS:
+        parser.error(f"--pairs must be at least {MIN_PAIRS}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
