@@ -123,6 +123,8 @@ class LocalServe:
                 logger.warning("Ray Serve did not end within %.0f s: killing it", STOP_TIMEOUT_S)
                 self._child.kill()
                 self._child.wait()
+        assert self._child.stdin is not None
+        self._child.stdin.close()
         _, left = psutil.wait_procs(processes, timeout=KILL_TIMEOUT_S)
         for process in left:
             process.kill()

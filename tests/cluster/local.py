@@ -114,7 +114,7 @@ def _application(model: Model, scaled: dict[str, int]) -> dict[str, Any]:
             "resources": dict(model.resources),
             "engine": {
                 "runner": "paced",
-                "kv_cache_bytes": 32 * 1024 * 1024,
+                "kv_cache_bytes": 128 * 1024 * 1024,
                 "max_num_seqs": model.max_num_seqs,
                 "paced": {"step_base_s": model.step_s, "per_decode_s": 0},
             },

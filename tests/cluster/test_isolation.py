@@ -69,8 +69,8 @@ def test_a_dead_gateway_frees_what_it_ran_and_nothing_else(local: Local) -> None
     num_tokens = int(10 * STEPS_PER_S)
     kept = Stream(mine, "beta", num_tokens=num_tokens)
     kept.wait_for_first_token(20)
-    # The engine runs two at once: the victim's one, with more behind it, leaves no room for ours.
-    lost = [Stream(its, "beta", num_tokens=20 * num_tokens) for _ in range(4)]
+    # The engine runs two at once; the victim's, with more behind them, leave no room for ours.
+    lost = [Stream(its, "beta", num_tokens=3 * num_tokens) for _ in range(4)]
     lost[0].wait_for_first_token(20)
     time.sleep(0.5)
     waiting = Stream(mine, "beta", num_tokens=5)

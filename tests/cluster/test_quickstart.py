@@ -89,6 +89,19 @@ def _ask(client: openai.OpenAI, question: str) -> str:
     return answer.choices[0].message.content or ""
 
 
+def _bash(command: str) -> subprocess.CompletedProcess[str]:
+    """As in a terminal where the environment of the project is activated."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", command],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PATH": path},
+    )
+
+
 def test_an_openai_client_gets_the_right_answer(served: Served) -> None:
     assert "Paris" in _ask(served.client, "What is the capital of France?")
 
@@ -106,17 +119,10 @@ def test_a_streamed_answer_is_the_same(served: Served) -> None:
 
 
 def test_the_printed_commands_work(served: Served) -> None:
-    curl, python = re.findall(r"^  (curl .*\\\n.*|python .*)$", served.output, re.M)
-    answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60)
+    curl, python = re.findall(r"^  (curl .*\\\n.*|python .*)$", served.output, re.MULTILINE)
+    answer = _bash(curl)
     assert "Paris" in answer.stdout, answer
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    answer = subprocess.run(
-        ["bash", "-c", python],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PATH": path},
-    )
+    answer = _bash(python)
     assert "Paris" in answer.stdout, answer
 
 
