@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 
 from app.errors import InvalidRequestError
 
+MAX_MESSAGES = 10_000
+"""And as many content parts: validating more would hold up other clients' streams."""
+
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_CHARS = 1000
 
@@ -133,6 +136,7 @@ class ChatRequest(_Border):
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Raises ``InvalidRequestError`` with the first offending field as its ``param``."""
+    _check_size(body.get("messages"))
     try:
         request = ChatRequest.model_validate(body)
     except ValidationError as error:
@@ -143,6 +147,18 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     _check_messages(request.messages)
     _refuse_unsupported(request)
     return request
+
+
+def _check_size(messages: object) -> None:
+    if not isinstance(messages, list):
+        return
+    contents = [item.get("content") for item in messages if isinstance(item, dict)]
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    if max(len(messages), num_parts) > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"'messages' must hold at most {MAX_MESSAGES} messages and as many content parts.",
+            param="messages",
+        )
 
 
 def _param(location: Sequence[int | str], body: Any, *, is_missing: bool) -> str:

@@ -148,6 +148,16 @@ async def test_a_missing_field_is_named(edge: Edge, missing: str) -> None:
     assert response.json()["error"]["param"] == missing
 
 
+@pytest.mark.parametrize(
+    "messages", [[USER] * 10_001, [{"role": "user", "content": [{"type": "text"}] * 10_001}]]
+)
+async def test_too_many_messages_or_parts_are_refused(edge: Edge, messages: Any) -> None:
+    response = await edge.http.post("/v1/chat/completions", json=GOOD | {"messages": messages})
+    assert response.status_code == 400
+    assert "at most 10000" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "messages"
+
+
 async def test_empty_messages_have_openais_code(edge: Edge) -> None:
     response = await edge.http.post("/v1/chat/completions", json=GOOD | {"messages": []})
     assert response.json()["error"]["code"] == "empty_array"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.config import GatewayConfig
-from app.dispatch import MAX_ATTEMPTS, Dispatcher
+from app.dispatch import MAX_ATTEMPTS, TICK_S, Dispatcher
 from app.errors import ApiError, EngineError, ModelLoadingError, OverloadedError
 from app.queue import Job
 from app.tokenization import Prompt
@@ -281,6 +281,21 @@ async def test_equal_prefixes_go_to_the_same_engine_and_others_spread(bench: Ben
     same, different = bench.send(600, token=1), bench.send(600, token=2)
     assert same.engine_id == first.engine_id
     assert different.engine_id != first.engine_id
+
+
+async def test_what_was_just_sent_weighs_before_the_engine_says_so(bench: Bench) -> None:
+    bench.add(FakeEngine("a"), FakeEngine("b"))
+    long = bench.send(600, token=1)
+    short = [bench.send(20, token=2), bench.send(20, token=3)]
+    assert long.engine_id not in {job.engine_id for job in short}
+
+
+async def test_a_waiting_request_does_not_move_between_equal_engines(bench: Bench) -> None:
+    engines = [waiting("a"), waiting("b")]
+    bench.add(*engines)
+    bench.send()
+    await asyncio.sleep(3.5 * TICK_S)
+    assert sorted(engine.demands for engine in engines) == [[], [1]]
 
 
 async def test_an_evicted_prefix_attracts_no_more(bench: Bench) -> None:
