@@ -176,7 +176,7 @@ async def test_a_stream_passes_openais_strict_validation_and_equals_the_whole(
         ],
     ],
 )
-def test_the_prompt_is_what_transformers_makes_of_the_messages(
+async def test_the_prompt_is_what_transformers_makes_of_the_messages(
     checkpoint: Path, messages: list[dict[str, str]]
 ) -> None:
     from transformers import AutoTokenizer
@@ -285,7 +285,8 @@ async def test_an_engine_that_is_killed_fails_its_streams_and_the_next_is_used(
 
 
 async def test_the_real_model_says_paris_streamed_and_not(checkpoint: Path) -> None:
-    config = EngineConfig(max_model_len=512, kv_cache_bytes=32 * 1024 * 1024)
+    # In bfloat16 the first token is a matter of rounding: "The" leads "L" by 0.1 of 25.4.
+    config = EngineConfig(dtype="float32", max_model_len=512, kv_cache_bytes=64 * 1024 * 1024)
     async with (
         engine(checkpoint, "real/1", config) as (_, address),
         service(address) as running,
