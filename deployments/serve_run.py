@@ -78,7 +78,10 @@ def _describe(status: ServeStatus) -> Report:
     for name, application in status.applications.items():
         if application.status in _FAILED:
             reasons = (d.message for d in application.deployments.values() if d.message)
-            return Report(State.FAILED, f"{name}: {reason_in(next(reasons, application.message))}")
+            reason = reason_in(next(reasons, application.message))
+            return Report(
+                State.FAILED, reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
+            )
     waiting = [
         name
         for name, application in status.applications.items()

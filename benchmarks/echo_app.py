@@ -1,0 +1,15 @@
+"""The smallest Serve application: what Ray Serve itself costs."""
+
+from ray import serve
+from starlette.requests import Request
+
+
+@serve.deployment
+class Echo:
+    """Answers any request."""
+
+    async def __call__(self, request: Request) -> str:
+        return request.url.path
+
+
+app = Echo.bind()

@@ -1,0 +1,131 @@
+"""How long `configs/quickstart.yaml` takes from its start to its first answer, beside a bare Serve
+application: `python -m benchmarks.startup --out FILE`.
+
+Both are started the way `headwater serve` starts a file, turn by turn, each with a Ray of its own.
+The clock runs from the start of the process to the first successful answer: of one generated token
+for Headwater, of the echo for the other. The model must be in the cache already.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import yaml
+
+from benchmarks.machine import REPOSITORY
+from benchmarks.result import BenchmarkResult, CaseResult, paired_ratio
+from deployments.local_serve import LocalServe
+
+QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
+URL = "http://127.0.0.1:8000"
+PEER = "bare Ray Serve echo application"
+LIMIT_EXTRA_S = 8.0
+START_TIMEOUT_S = 180.0
+POLL_PERIOD_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A file to start and the request whose answer ends the start."""
+
+    file: Path
+    path: str
+    body: bytes | None
+
+    def request(self) -> urllib.request.Request:
+        headers = {"content-type": "application/json"}
+        return urllib.request.Request(f"{URL}{self.path}", self.body, headers)  # noqa: S310
+
+
+def quickstart() -> Contestant:
+    config = yaml.safe_load(QUICKSTART.read_text("utf-8"))
+    model = config["applications"][1]["name"]
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    return Contestant(QUICKSTART, "/v1/chat/completions", orjson.dumps(body))
+
+
+def echo(folder: Path) -> Contestant:
+    config = {
+        "http_options": {"host": "127.0.0.1", "port": 8000},
+        "proxy_location": "HeadOnly",
+        "applications": [
+            {"name": "echo", "route_prefix": "/", "import_path": "benchmarks.echo_app:app"}
+        ],
+    }
+    file = folder / "echo.yaml"
+    file.write_text(yaml.safe_dump(config), "utf-8")
+    return Contestant(file, "/", None)
+
+
+def measure(contestant: Contestant) -> float:
+    """Seconds from the start to the first answer; stops everything again."""
+    started_s = time.monotonic()
+    with LocalServe(contestant.file, health_url=URL) as serve:
+        while not _is_answered(contestant.request()):
+            elapsed_s = time.monotonic() - started_s
+            if not serve.is_alive() or elapsed_s > START_TIMEOUT_S:
+                serve.is_keeping_logs = True
+                raise RuntimeError(f"{contestant.file} did not start, see {serve.logs}")
+            time.sleep(POLL_PERIOD_S)
+        return time.monotonic() - started_s
+
+
+def _is_answered(request: urllib.request.Request) -> bool:
+    try:
+        with urllib.request.urlopen(request, timeout=30.0) as response:  # noqa: S310  our own URL
+            response.read()
+            return bool(response.status == 200)
+    except OSError:  # refused, or an HTTP error while a part is still starting
+        return False
+
+
+def results_of(ours_s: Sequence[float], echo_s: Sequence[float]) -> list[CaseResult]:
+    """Medians over the pairs (ours_s[i], echo_s[i])."""
+    extra_s = [ours - bare for ours, bare in zip(ours_s, echo_s, strict=True)]
+    return [
+        CaseResult(
+            case="first_answer",
+            value=statistics.median(ours_s),
+            unit="s",
+            peer=PEER,
+            peer_value=statistics.median(echo_s),
+            ratio=paired_ratio(ours_s, echo_s),
+        ),
+        CaseResult(
+            case="later_than_bare_serve",
+            value=statistics.median(extra_s),
+            unit="s",
+            limit=LIMIT_EXTRA_S,
+        ),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="result file")
+    parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs, at least 5")
+    args = parser.parse_args()
+    ours_s: list[float] = []
+    echo_s: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        bare, ours = echo(Path(folder)), quickstart()
+        for pair in range(args.pairs):
+            echo_s.append(measure(bare))
+            ours_s.append(measure(ours))
+            print(f"pair {pair + 1}: Headwater {ours_s[-1]:.1f} s, bare Serve {echo_s[-1]:.1f} s")
+    BenchmarkResult.of_this_machine(
+        name="startup",
+        config={"pairs": args.pairs, "file": str(QUICKSTART.relative_to(REPOSITORY))},
+        seed=0,
+        results=results_of(ours_s, echo_s),
+    ).write(args.out)
+
+
+if __name__ == "__main__":
+    main()
