@@ -18,7 +18,11 @@ class KvGeometry:
     bytes_per_element: int
 
     @property
+    def row_bytes(self) -> int:
+        """Key and value of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.bytes_per_element
+
+    @property
     def block_bytes(self) -> int:
         """Keys and values of one block, all layers together."""
-        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim
-        return per_token * self.block_size_tokens * self.bytes_per_element
+        return self.row_bytes * self.block_size_tokens * self.num_layers

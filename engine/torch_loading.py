@@ -30,7 +30,10 @@ def load_torch_runner(
     device = _open_device(config)
     torch.set_num_threads(config.num_threads)
     dtype = _DTYPES[config.dtype]
-    attention = create_attention(config.attention, device)
+    geometry = model_config.kv_geometry(
+        block_size_tokens=config.block_size_tokens, bytes_per_element=dtype.itemsize
+    )
+    attention = create_attention(config.attention, device, geometry)
     with torch.inference_mode():
         model = LlamaModel.load(
             model_config,
@@ -39,9 +42,6 @@ def load_torch_runner(
             dtype=dtype,
             device=device,
             layout=_resolve_layout(config, dtype),
-        )
-        geometry = model_config.kv_geometry(
-            block_size_tokens=config.block_size_tokens, bytes_per_element=dtype.itemsize
         )
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
         return TorchRunner(

@@ -6,9 +6,10 @@ from engine.attention.base import AttentionBackend
 from engine.attention.cpu import CpuAttention
 from engine.attention.reference import ReferenceAttention
 from engine.errors import EngineConfigError
+from engine.kv_geometry import KvGeometry
 
 
-def create_attention(name: str, device: torch.device) -> AttentionBackend:
+def create_attention(name: str, device: torch.device, geometry: KvGeometry) -> AttentionBackend:
     """The back end called ``name`` in the configuration; ``auto`` is the fastest one for the
     device."""
     if name == "auto":
@@ -18,5 +19,5 @@ def create_attention(name: str, device: torch.device) -> AttentionBackend:
             raise EngineConfigError(
                 f"attention 'cpu' doesn't run on {device.type}; use 'auto' or 'reference'."
             )
-        return CpuAttention()
+        return CpuAttention(geometry)
     return ReferenceAttention(device)

@@ -11,10 +11,6 @@ from torch import Tensor
 _QUERY_TILE = 64
 """A tile of queries attends only up to its own last one: near half of the work of a whole
 prompt."""
-_MIN_MATMUL_ROWS = 1024
-"""From this many gathered rows on, batched matrix products beat the fused kernel in bfloat16."""
-_MAX_MATMUL_KV_HEADS = 4
-"""Their work grows with the square of the KV heads."""
 
 
 def attend_prefill(query: Tensor, kv: Tensor, output: Tensor) -> None:
@@ -49,19 +45,9 @@ def attend_decodes(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of one query per sequence, [num_seqs, num_heads, head_dim].
 
     ``query`` has that shape too, ``kv`` is [num_seqs, context_len, 2, num_kv_heads, head_dim] and
-    ``mask`` [num_seqs, context_len], True where a row is the sequence's own.
+    ``mask`` [num_seqs, context_len], True where a row is the sequence's own. Torch's fused kernel:
+    with one query each, matrix products gain nothing that can be measured in a whole step.
     """
-    num_seqs, context_len, _, num_kv_heads, _ = kv.shape
-    if (
-        kv.dtype == torch.bfloat16
-        and num_seqs * context_len >= _MIN_MATMUL_ROWS
-        and num_kv_heads <= _MAX_MATMUL_KV_HEADS
-    ):
-        return _attend_decodes_by_matmul(query, kv, mask)
-    return _attend_decodes_fused(query, kv, mask)
-
-
-def _attend_decodes_fused(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = kv.shape[3]
     keys, values = kv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -72,23 +58,3 @@ def _attend_decodes_fused(query: Tensor, kv: Tensor, mask: Tensor | None) -> Ten
         attn_mask=None if mask is None else mask[:, None, None],
     )
     return attended.flatten(1, 2)
-
-
-def _attend_decodes_by_matmul(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
-    """All heads of a sequence in one product: each query is widened to all KV heads, with zeros
-    for those that aren't its own, and takes its own part of the result."""
-    num_seqs, num_heads, head_dim = query.shape
-    num_kv_heads = kv.shape[3]
-    group = num_heads // num_kv_heads
-    keys, values = kv.flatten(3).unbind(2)  # [num_seqs, context_len, num_kv_heads * head_dim]
-    queries = (query * head_dim**-0.5).view(num_seqs, num_kv_heads, group, head_dim)
-    wide = query.new_zeros(num_seqs, num_kv_heads, group, num_kv_heads, head_dim)
-    wide.diagonal(dim1=1, dim2=3).copy_(queries.permute(0, 2, 3, 1))
-    # Keys first: their rows lie as the product wants them, and the queries are small to transpose.
-    scores = torch.bmm(keys, wide.view(num_seqs, num_heads, -1).transpose(1, 2)).transpose(1, 2)
-    scores = scores.float()  # [num_seqs, num_heads, context_len]
-    if mask is not None:
-        scores.masked_fill_(~mask[:, None], -torch.inf)
-    attended = torch.bmm(scores.softmax(dim=-1).to(query.dtype), values)
-    attended = attended.view(num_seqs, num_kv_heads, group, num_kv_heads, head_dim)
-    return attended.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(1, 2)

@@ -10,6 +10,7 @@ from engine.attention.base import AttentionBackend, RaggedBatch
 from engine.attention.cpu import CpuAttention
 from engine.attention.reference import ReferenceAttention, attend_one
 from engine.errors import EngineConfigError
+from engine.kv_geometry import KvGeometry
 
 CPU = torch.device("cpu")
 HEAD_DIM = 16
@@ -24,6 +25,10 @@ def run(
 ) -> torch.Tensor:
     with torch.inference_mode():
         return backend.prepare(batch)(query, new_kv, kv)
+
+
+def make_geometry(num_kv_heads: int, dtype: torch.dtype) -> KvGeometry:
+    return KvGeometry(1, num_kv_heads, HEAD_DIM, 16, dtype.itemsize)
 
 
 def make_batch(
@@ -76,11 +81,20 @@ def test_both_back_ends_agree_on_ragged_batches_in_a_poisoned_pool(
     kv_of_reference = kv.clone()
 
     expected = run(ReferenceAttention(CPU), batch, query, new_kv, kv_of_reference)
-    actual = run(CpuAttention(), batch, query, new_kv, kv)
+    actual = run(CpuAttention(make_geometry(num_kv_heads, dtype)), batch, query, new_kv, kv)
 
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(kv, kv_of_reference, rtol=0, atol=0, equal_nan=True)
+
+
+def test_decodes_that_overflow_a_group_are_split_without_a_change() -> None:
+    sequences = [(3000 + 7 * index, 1) for index in range(5)] + [(40, 1), (12, 1)]
+    batch, kv = make_batch(sequences, 16, 2, torch.float32)
+    query, new_kv = torch.randn(7, 4, HEAD_DIM), torch.randn(7, 2, 2, HEAD_DIM)
+    expected = run(ReferenceAttention(CPU), batch, query, new_kv, kv.clone())
+    actual = run(CpuAttention(make_geometry(2, torch.float32)), batch, query, new_kv, kv)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_reference_is_causal_attention_over_the_whole_sequence() -> None:
@@ -111,7 +125,8 @@ def test_new_keys_and_values_land_in_the_rows_of_their_positions() -> None:
 
 
 def test_the_cpu_back_end_is_refused_on_another_device() -> None:
-    assert isinstance(create_attention("auto", CPU), CpuAttention)
-    assert isinstance(create_attention("auto", torch.device("cuda")), ReferenceAttention)
+    geometry, cuda = make_geometry(2, torch.float32), torch.device("cuda")
+    assert isinstance(create_attention("auto", CPU, geometry), CpuAttention)
+    assert isinstance(create_attention("auto", cuda, geometry), ReferenceAttention)
     with pytest.raises(EngineConfigError, match="use 'auto'"):
-        create_attention("cpu", torch.device("cuda"))
+        create_attention("cpu", cuda, geometry)

@@ -53,7 +53,7 @@ def test_logits_equal_transformers_in_chunks_and_mixed_batches(
     geometry = model.config.kv_geometry(block_size_tokens=BLOCK_SIZE, bytes_per_element=4)
     pool = KvPool(geometry, 32, dtype=torch.float32, device=CPU)
     pool.poison()
-    backend = create_attention(attention, CPU)
+    backend = create_attention(attention, CPU, geometry)
     prompts = torch.randint(VOCAB_SIZE, (2, 21), generator=torch.Generator().manual_seed(1))
     tables = np.random.default_rng(0).permutation(32)[:12].reshape(2, 6)
 
