@@ -11,7 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -121,25 +121,46 @@ class ModelTokenizer:
         return token_ids
 
 
+class _Built(NamedTuple):
+    """A tokenizer that is being built, or was."""
+
+    card: ModelCard
+    fingerprint: bytes
+    task: asyncio.Task[ModelTokenizer]
+
+
 class TokenizerCache:
     """Builds the tokenizer of a model once, in a thread, and keeps the last few."""
 
     def __init__(self) -> None:
-        self._tasks: OrderedDict[tuple[bytes, bytes], asyncio.Task[ModelTokenizer]] = OrderedDict()
+        self._built: OrderedDict[bytes, _Built] = OrderedDict()
 
     async def get(self, card: ModelCard) -> ModelTokenizer:
-        """The tokenizer of ``card``'s weights; the first call takes some 100 ms, off the event
-        loop.
+        """The tokenizer of ``card``'s weights.
+
+        The first call takes some 100 ms, off the event loop.
         """
-        fingerprint = hashlib.sha256(card.tokenizer_json).digest()
-        key = (card.root_key, fingerprint)
-        task = self._tasks.get(key)
-        if task is None:
+        built = self._built.get(card.root_key)
+        if built is None or built.card is not card:
+            built = self._find_or_start(card, built)
+        if built.task.done():
+            return built.task.result()
+        return await asyncio.shield(built.task)
+
+    def _find_or_start(self, card: ModelCard, built: _Built | None) -> _Built:
+        """Another replica's card mostly says the same; megabytes are hashed only to find out."""
+        digest = hashlib.sha256(card.tokenizer_json)
+        digest.update((card.chat_template or "").encode())
+        fingerprint = digest.digest()
+        if built is None or built.fingerprint != fingerprint:
             task = asyncio.create_task(asyncio.to_thread(ModelTokenizer, card))
-            self._tasks[key] = task
-            if len(self._tasks) > _MAX_CACHED_MODELS:
-                self._tasks.popitem(last=False)
-        return await asyncio.shield(task)
+        else:
+            task = built.task
+        built = self._built[card.root_key] = _Built(card, fingerprint, task)
+        self._built.move_to_end(card.root_key)
+        if len(self._built) > _MAX_CACHED_MODELS:
+            self._built.popitem(last=False)
+        return built
 
 
 def _contains(value: Any, pattern: re.Pattern[str]) -> bool:

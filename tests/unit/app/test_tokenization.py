@@ -109,3 +109,11 @@ async def test_a_models_tokenizer_is_built_once() -> None:
     first, second = await asyncio.gather(cache.get(make_card("e0")), cache.get(make_card("e1")))
     assert first is second
     assert await cache.get(make_card(model="other")) is not first
+    assert await cache.get(make_card("e2")) is first
+
+
+async def test_another_template_for_the_same_weights_is_built_anew() -> None:
+    cache = TokenizerCache()
+    old = await cache.get(make_card())
+    new = await cache.get(with_template("{{ 'new' }}"))
+    assert new.encode_chat(user("Hi")) != old.encode_chat(user("Hi"))
