@@ -1,13 +1,14 @@
 """The cases of the offline engine benchmark, and how one of them is measured.
 
-The engine is driven step by step in this process: no HTTP, no channel. After every measurement the
-matrix work of the same steps is timed, so that both see the same machine.
+The engine is driven step by step in this process: no HTTP, no channel. After every step the matrix
+work of the same step is timed alone, so that both see the same machine.
 """
 
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ParamSpec
 
 from benchmarks.matrix_work import MatrixWork
 from benchmarks.statistics import percentile
@@ -19,6 +20,8 @@ from engine.messages import EngineRequest, SamplingParams
 _CONTEXT_LEN = 128
 _NUM_DECODE_STEPS = 32
 _REQUEST_TIMEOUT_S = 3600.0
+
+P = ParamSpec("P")
 
 
 class EngineFailure(Exception):
@@ -81,29 +84,38 @@ class EngineDriver:
         waiting = {str(index) for index in range(case.num_seqs)}
         while waiting:
             waiting -= {delta.request_id for delta in self._step().deltas if delta.token_ids}
-        times = [_timed(self._step) for _ in range(_NUM_DECODE_STEPS)]
-        self._stop(case)
-        step_s = percentile(times, 50.0)
         inputs = self._work.prepare(case.num_seqs)
-        limits = [
-            _timed(lambda: self._work.run(inputs, case.num_seqs)) for _ in range(_NUM_DECODE_STEPS)
-        ]
-        return Measurement(case.num_seqs / step_s, step_s, case.num_seqs / percentile(limits, 50.0))
+        step_times, work_times = [], []
+        for _ in range(_NUM_DECODE_STEPS):
+            step_times.append(_timed(self._step))
+            work_times.append(_timed(self._work.run, inputs, case.num_seqs))
+        self._stop(case)
+        step_s = percentile(step_times, 50.0)
+        return Measurement(
+            tokens_per_s=case.num_seqs / step_s,
+            step_s=step_s,
+            limit_tokens_per_s=case.num_seqs / percentile(work_times, 50.0),
+        )
 
     def _measure_prefill(self, case: Case) -> Measurement:
         self._start(case, max_tokens=1)
-        times = []
-        while self._engine.has_work:
-            times.append(_timed(self._step))
         num_tokens = case.num_seqs * case.prompt_len
-        budget = self._config.max_num_batched_tokens
-        limit_s = 0.0
-        for start in range(0, num_tokens, budget):
-            chunk = min(budget, num_tokens - start)
-            inputs = self._work.prepare(chunk)
-            num_sampled = (start + chunk) // case.prompt_len - start // case.prompt_len
-            limit_s += _timed(lambda i=inputs, n=num_sampled: self._work.run(i, n))  # type: ignore[misc]
-        return Measurement(num_tokens / sum(times), percentile(times, 50.0), num_tokens / limit_s)
+        step_times, work_times = [], []
+        start = 0
+        while self._engine.has_work:
+            step_times.append(_timed(self._step))
+            end = min(start + self._config.max_num_batched_tokens, num_tokens)
+            num_sampled = end // case.prompt_len - start // case.prompt_len
+            inputs = self._work.prepare(end - start)
+            work_times.append(_timed(self._work.run, inputs, num_sampled))
+            start = end
+        if start < num_tokens:
+            raise EngineFailure("prefill took fewer steps than the token budget allows")
+        return Measurement(
+            tokens_per_s=num_tokens / sum(step_times),
+            step_s=percentile(step_times, 50.0),
+            limit_tokens_per_s=num_tokens / sum(work_times),
+        )
 
     def _start(self, case: Case, *, max_tokens: int) -> None:
         for index in range(case.num_seqs):
@@ -128,7 +140,7 @@ class EngineDriver:
         return output
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _timed(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
     started_s = time.perf_counter()
-    work()
+    work(*args, **kwargs)
     return time.perf_counter() - started_s
