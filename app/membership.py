@@ -78,6 +78,8 @@ class Membership:
                     member = self._dispatcher.add_engine(client)
             except (ConnectError, WireError) as error:
                 logger.warning("engine %s: %s; retrying", address.engine_id, error)
+            except Exception:  # our bug: without this the replica would stay unused in silence
+                logger.exception("engine %s: dialling failed; retrying", address.engine_id)
             else:
                 logger.info("engine %s connected at %s", address.engine_id, address.endpoint)
                 backoff_s = MIN_BACKOFF_S

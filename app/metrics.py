@@ -60,6 +60,12 @@ class Metrics:
         self._running = Gauge(
             "headwater_requests_running", "Submitted to an engine.", by_model, registry=registry
         )
+        self._engines = Gauge(
+            "headwater_engines_accepting",
+            "Connected engines that take requests.",
+            by_model,
+            registry=registry,
+        )
         self._credits = Gauge(
             "headwater_engine_credits",
             "Requests that the engine would take now.",
@@ -93,7 +99,10 @@ class Metrics:
         for model, dispatcher in dispatchers.items():
             self._waiting.labels(model).set(dispatcher.num_waiting)
             self._running.labels(model).set(dispatcher.num_running)
+            members = list(dispatcher.fleet)
+            num_accepting = sum(member.is_accepting for member in members)
+            self._engines.labels(model).set(num_accepting)
             self._index_keys.labels(model).set(len(dispatcher.fleet.index))
-            for member in dispatcher.fleet:
+            for member in members:
                 self._credits.labels(model, member.engine_id).set(member.client.num_credits)
         return generate_latest(self._registry)

@@ -189,3 +189,4 @@ async def test_metrics_count_requests_tokens_and_queues(make_edge: MakeEdge) -> 
     assert 'headwater_time_per_output_token_seconds_count{model="m"} 1.0' in text
     assert 'headwater_engine_credits{engine="e0",model="m"} 6.0' in text
     assert 'headwater_requests_waiting{model="m"} 0.0' in text
+    assert 'headwater_engines_accepting{model="m"} 1.0' in text

@@ -16,7 +16,7 @@ from tests.unit.app.fakes import EOS_ID, FakeEngine, ids_of, until
 class RawClient:
     """An ASGI client that reads and leaves when the test says so."""
 
-    def __init__(self, edge: Edge, **fields: Any) -> None:
+    def __init__(self, edge: Edge, *, is_body_complete: bool = True, **fields: Any) -> None:
         question = [{"role": "user", "content": "Hi"}]
         body = {"model": "m", "messages": question, "stream": True} | fields
         self.sent: list[Message] = []
@@ -25,6 +25,7 @@ class RawClient:
         self._left = asyncio.Event()
         self._body = json.dumps(body).encode()
         self._has_read = False
+        self._is_body_complete = is_body_complete
         scope = {
             "type": "http",
             "method": "POST",
@@ -50,7 +51,11 @@ class RawClient:
     async def _receive(self) -> Message:
         if not self._has_read:
             self._has_read = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
+            return {
+                "type": "http.request",
+                "body": self._body,
+                "more_body": not self._is_body_complete,
+            }
         await self._left.wait()
         return {"type": "http.disconnect"}
 
@@ -79,6 +84,15 @@ async def test_a_client_that_leaves_ends_its_request_at_once(
     await client.task
     assert engine.aborts == [(request_id, None)]
     assert not client.is_complete
+
+
+async def test_a_client_that_leaves_amid_its_body_asks_nothing(make_edge: MakeEdge) -> None:
+    engine = FakeEngine()
+    client = RawClient(await make_edge(engine), is_body_complete=False)
+    client.leave()
+    await client.task
+    assert not engine.requests
+    assert not client.sent
 
 
 async def test_a_client_that_leaves_the_queue_is_forgotten(make_edge: MakeEdge) -> None:
