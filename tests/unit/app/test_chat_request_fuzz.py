@@ -22,19 +22,27 @@ KEYS = st.sampled_from(
     ["role", "content", "name", "tool_calls", "type", "text", "function", "include_usage"]
 )
 JSON = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | TEXT, inner)
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=2),
+    max_leaves=4,
 )
+PART = st.fixed_dictionaries({"type": st.just("text"), "text": TEXT})
 MESSAGE = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"])},
+    {
+        "role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
+        "content": TEXT | st.lists(PART, max_size=2) | JSON,
+    },
     optional={
-        "content": TEXT | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXT})),
         "tool_calls": st.lists(st.dictionaries(KEYS, JSON, max_size=2), max_size=2),
         "name": TEXT,
     },
 )
-BODY = st.fixed_dictionaries(
-    {"model": TEXT, "messages": st.lists(MESSAGE | JSON, max_size=3) | JSON},
-    optional={name: JSON for name in ChatRequest.model_fields if name not in ("model", "messages")},
+FIELDS = sorted(ChatRequest.model_fields.keys() - {"model", "messages"})
+BODY = st.builds(
+    lambda model, messages, fields: {"model": model, "messages": messages} | fields,
+    TEXT,
+    st.lists(MESSAGE, min_size=1, max_size=2) | JSON,
+    st.dictionaries(st.sampled_from(FIELDS), st.none() | JSON, max_size=1),
 )
 
 
