@@ -11,9 +11,7 @@ from typing import Protocol
 from engine.messages import CacheEvents, EngineRequest, LoadView, ModelCard, TokenDelta
 
 DeltaSink = Callable[[TokenDelta], None]
-"""Gets the deltas of one request in order; after one with a finish reason nothing follows. Must not
-raise.
-"""
+"""Gets the deltas of one request in order, up to one with a finish reason. Must not raise."""
 
 
 class EngineListener(Protocol):
@@ -32,8 +30,9 @@ class EngineListener(Protocol):
         ...
 
     def on_closed(self, client: "EngineClient", reason: str) -> None:
-        """The connection is gone. Every open sink has been given a delta with
-        ``FinishReason.ERROR`` before.
+        """The connection is gone.
+
+        Every open sink has been given a delta with ``FinishReason.ERROR`` before.
         """
         ...
 
@@ -68,8 +67,9 @@ class EngineClient(Protocol):
         ...
 
     def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
-        """End a request (see ``engine.messages.Abort``); its sink still gets the last delta with
-        the usage.
+        """End a request (see ``engine.messages.Abort``).
+
+        Its sink still gets the last delta, with the usage.
         """
         ...
 

@@ -3,11 +3,14 @@
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 
 from starlette.types import Receive
 
 from app.body import ClientGoneError
+
+logger = logging.getLogger(__name__)
 
 Gone = asyncio.Future[None]
 """Resolved when the client is gone, or is to be treated so."""
@@ -40,7 +43,10 @@ async def run_while_connected(
 
 
 async def _watch(receive: Receive, gone: Gone) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except Exception:  # a server that cannot tell any more has lost the client
+        logger.warning("the connection to a client failed", exc_info=True)
     if not gone.done():
         gone.set_result(None)

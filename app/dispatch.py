@@ -1,7 +1,7 @@
-"""Brings each request of one model to an engine: choose, wait for a credit, submit, and again if
-the engine is lost.
+"""Brings each request of one model to an engine: choose, wait for a credit, submit.
 
-Owns the waiting queue and every open job; one event loop. Must not know HTTP or text.
+A request whose engine is lost before its first token starts over. Owns the waiting queue and every
+open job; one event loop. Must not know HTTP or text.
 """
 
 import asyncio
@@ -23,9 +23,7 @@ from app.queue import Job, WaitingQueue
 from engine.messages import CacheEvents, EngineRequest, FinishReason, ModelCard, TokenDelta
 
 MAX_ATTEMPTS = 3
-"""Engines that may lose one request before its client is told: a request that kills engines must
-not kill all.
-"""
+"""Engines that may lose one request before it fails: one that kills engines must not kill all."""
 
 TICK_S = 0.05
 """How often waiting requests are looked at again."""
@@ -95,8 +93,9 @@ class Dispatcher:
                 member.client.abort(request_id, num_kept_tokens)
 
     def cancel(self, request_id: str) -> None:
-        """Nobody wants the answer any more: leave the queue, or stop the engine. Unknown ids are
-        ignored.
+        """Nobody wants the answer any more: leave the queue, or stop the engine.
+
+        Unknown ids are ignored.
         """
         job = self._jobs.get(request_id)
         if job is None:

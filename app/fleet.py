@@ -1,5 +1,4 @@
-"""The connected engines of one model and what this gateway knows of each; chooses one for a
-request.
+"""The connected engines of one model, what is known of each, and the choice of one for a request.
 
 Owns the prefix index. Does not submit, wait or reconnect.
 """
@@ -84,9 +83,7 @@ class Fleet:
             self.index.apply(member.engine_id, events)
 
     def count_send(self, member: Member, job: Job) -> None:
-        """``job`` goes to ``member``: its load and prefixes are counted before any event confirms
-        them.
-        """
+        """``job`` goes to ``member``: count its load and prefix before any event confirms them."""
         keys = job.prompt.index_keys
         num_matching = self.index.num_matching(keys).get(member.engine_id, 0)
         num_cached = num_matching * KEY_STRIDE * member.client.card.block_size_tokens
@@ -95,9 +92,7 @@ class Fleet:
         self.index.add(member.engine_id, keys)
 
     def choose(self, job: Job, queue: WaitingQueue) -> Member | None:
-        """Where ``job`` should go; engines that lost it only if there are no others. None: to no
-        engine.
-        """
+        """Where ``job`` should go, if to any; to one that lost it only if there are no others."""
         fitting = [member for member in self._members.values() if member.fits(job)]
         fresh = [member for member in fitting if member.engine_id not in job.tried] or fitting
         if len(fresh) < 2:

@@ -1,8 +1,7 @@
-"""The answer to one request as it arrives: tokens to text, stop strings, the end. Knows no HTTP and
-no engine.
+"""The answer to one request as it arrives: tokens to text, stop strings, the end.
 
-``on_delta`` does the work when the tokens come, so that a stop string ends the request within one
-step however slowly the client reads; a single reader takes the pieces.
+Knows no HTTP and no engine. ``on_delta`` does the work when the tokens come, so that a stop string
+ends the request within one step however slowly the client reads; a single reader takes the pieces.
 """
 
 import asyncio
@@ -42,9 +41,7 @@ class Generation:
         deadline_s: float,
         abort: Callable[[int | None], None],
     ) -> None:
-        """``abort`` ends the request at the engine; its argument is the number of tokens to
-        keep.
-        """
+        """``abort`` ends the request at the engine; it is given the number of tokens to keep."""
         self.finish: Finish | None = None
         self.error: ApiError | None = None
         self.num_tokens = 0
@@ -68,9 +65,7 @@ class Generation:
     # Written by the dispatcher.
 
     def on_delta(self, delta: TokenDelta) -> None:
-        """Take in what one step added. Never raises: other answers come over the same
-        connection.
-        """
+        """Take in what one step added. Never raises: the connection carries other answers, too."""
         if self.error is not None:
             return
         try:
