@@ -9,9 +9,7 @@ from starlette.types import Message, Receive, Scope
 from app.errors import BodyTooLargeError, InvalidRequestError
 
 _MAX_DRAINED_BYTES = 64 * 1024 * 1024
-"""Read and thrown away of a body that is too large: a client that is still sending would miss the
-answer.
-"""
+"""Thrown away of a body that is too large: a client that is still sending misses the answer."""
 
 
 class ClientGoneError(Exception):
@@ -53,9 +51,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
 
 
 def _parse_with_nan(body: bytes, error: orjson.JSONDecodeError) -> Any:
-    """NaN and Infinity are no JSON, but many clients write them: read them, so that validation
-    names the field.
-    """
+    """NaN and Infinity are no JSON, but clients write them: let validation name the field."""
     if b"NaN" in body or b"Infinity" in body:
         try:
             return json.loads(body)

@@ -162,9 +162,7 @@ def _check_size(messages: object) -> None:
 
 
 def _param(location: Sequence[int | str], body: Any, *, is_missing: bool) -> str:
-    """``messages[0].content``: those steps of ``location`` that lead through the body; pydantic
-    adds its own.
-    """
+    """``messages[0].content``: the steps of ``location`` through the body; pydantic adds others."""
     path = ""
     value = body
     for depth, step in enumerate(location):

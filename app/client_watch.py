@@ -1,6 +1,4 @@
-"""Ends the work for a client that went away, or that does not read what it asked for. Knows ASGI's
-``receive`` only.
-"""
+"""Ends the work for a client that went away. Knows ASGI's ``receive`` only."""
 
 import asyncio
 import logging

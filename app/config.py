@@ -1,6 +1,4 @@
-"""The gateway's section of the configuration. Frozen; unknown keys are errors; units stand in
-names.
-"""
+"""The gateway's section of the configuration: frozen, unknown keys are errors, units in names."""
 
 import re
 from typing import Self
@@ -28,9 +26,7 @@ class GatewayConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     models: tuple[ModelRoute, ...] = ()
-    """The first one is the first of ``/v1/models``. A model without a ready replica is
-    "loading".
-    """
+    """In the order of ``/v1/models``. A model without a ready replica is "loading"."""
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
     """Accepted keys, plain or as ``sha256:`` and 64 hex digits. Empty: no authentication."""
     max_queue_len: int = Field(default=1024, ge=1)
@@ -47,9 +43,7 @@ class GatewayConfig(BaseModel):
     sse_keep_alive_s: float = Field(default=15.0, gt=0)
     """Gap after which an idle stream gets a comment, so that proxies keep it open."""
     prefix_index_max_keys: int = Field(default=500_000, ge=1)
-    """Bound of each model's prefix index; one key stands for 128 tokens and costs about 300
-    bytes.
-    """
+    """Bound of each model's prefix index; a key stands for 128 tokens and takes some 300 bytes."""
 
     @model_validator(mode="after")
     def _check_keys_and_names(self) -> Self:

@@ -14,9 +14,7 @@ from typing import Protocol
 from tokenizers import Tokenizer, decoders
 
 _MAX_HELD_TOKENS = 8
-"""A character has at most 4 bytes and so 4 tokens; a longer undecodable tail is garbage and may be
-shown.
-"""
+"""A character has at most 4 bytes, and so 4 tokens: a longer undecodable tail is garbage."""
 
 
 class Detokenizer(Protocol):
@@ -117,9 +115,7 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from
-    U+0100.
-    """
+    """GPT-2's printable stand-ins: printing bytes as they are, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

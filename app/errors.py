@@ -8,9 +8,7 @@ import orjson
 
 
 class ApiError(Exception):
-    """An answer with an error status; the message is fit for the client and names what to
-    change.
-    """
+    """An answer with an error status; its message is for the client and says what to change."""
 
     status = 500
     type = "server_error"

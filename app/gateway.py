@@ -48,9 +48,7 @@ class Gateway:
             self._memberships[model].set_addresses({})
 
     def set_engines(self, model: str, addresses: Mapping[str, EngineAddress]) -> None:
-        """The replicas that serve ``model`` now, by engine id. Connects and disconnects in the
-        background.
-        """
+        """The replicas that serve ``model`` now, by engine id; connected in the background."""
         membership = self._memberships.get(model)
         if membership is None:
             membership = Membership(self._dispatcher(model), self._connect)

@@ -48,9 +48,7 @@ class Membership:
         self._tasks: dict[EngineAddress, asyncio.Task[None]] = {}
 
     def set_addresses(self, addresses: Mapping[str, EngineAddress]) -> None:
-        """The replicas there are now. New ones are dialled; those that are gone finish what runs on
-        them.
-        """
+        """The replicas there are now: new ones are dialled, others finish what runs on them."""
         wanted = set(addresses.values())
         for address in [address for address in self._tasks if address not in wanted]:
             self._tasks.pop(address).cancel()

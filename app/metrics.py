@@ -1,6 +1,4 @@
-"""The gateway's Prometheus metrics, in a registry of their own. Knows numbers, no requests'
-contents.
-"""
+"""The gateway's Prometheus metrics, in a registry of their own: numbers, never contents."""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,4 @@
-"""Around every request: its ids, authentication, errors as JSON, the log line and the metrics. Pure
-ASGI.
-"""
+"""Around every request, in pure ASGI: ids, authentication, errors as JSON, log line, metrics."""
 
 import asyncio
 import logging

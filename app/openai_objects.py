@@ -1,6 +1,4 @@
-"""The JSON objects of OpenAI's API that this gateway answers with. Plain data in, plain data
-out.
-"""
+"""The JSON objects of OpenAI's API that this gateway answers with, as plain data."""
 
 from typing import Any
 

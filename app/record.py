@@ -1,6 +1,4 @@
-"""What is remembered of one HTTP request for its log line and metrics. Never prompts, answers or
-keys.
-"""
+"""What the log line and the metrics of a request need; never prompts, answers or keys."""
 
 import secrets
 import time
@@ -18,9 +16,7 @@ class RequestRecord:
 
     method: str
     request_id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
-    """Made here, unique in the fleet: the id of the answer, of the engine's request and of the
-    error.
-    """
+    """Made here, unique in the fleet: the id of answer, engine request and error."""
     client_request_id: str | None = None
     """The client's own, sanitised; only echoed and logged."""
     started_s: float = field(default_factory=time.monotonic)

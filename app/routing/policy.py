@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from engine.messages import LoadView
 
 UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
-"""Until an engine has measured its own; equal for all, so it only weighs prefill against
-queueing.
-"""
+"""Until an engine has measured its own: equal for all, it only weighs prefill against steps."""
 
 TIE_RATIO = 0.05
 TIE_S = 0.001
