@@ -255,6 +255,34 @@ async def test_many_streams_run_side_by_side_and_none_mixes(paced: Service) -> N
     assert together == alone * 4
 
 
+async def test_equal_prefixes_find_the_engine_that_holds_them(checkpoint: Path) -> None:
+    def question(number: int) -> list[ChatCompletionMessageParam]:
+        return [{"role": "user", "content": f"Topic {number}. " + "All about it. " * 150}]
+
+    async with (
+        engine(checkpoint, "paced/a", PACED) as (_, first),
+        engine(checkpoint, "paced/b", PACED) as (_, second),
+        service(first, second) as running,
+        running.client as client,
+    ):
+
+        async def num_cached_tokens(number: int) -> int:
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=question(number), max_tokens=2
+            )
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+        cold = [await num_cached_tokens(number) for number in range(6)]
+        warm = [await num_cached_tokens(number) for number in range(6)]
+        members = list(running.gateway.dispatchers[MODEL].fleet)
+        num_prompts = [member.client.load.num_prompt_tokens for member in members]
+    assert max(cold) < 128
+    assert min(warm) > 500
+    assert min(num_prompts) > 0, "one engine got everything"
+
+
 async def test_an_engine_that_is_killed_fails_its_streams_and_the_next_is_used(
     checkpoint: Path,
 ) -> None:
