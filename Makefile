@@ -21,7 +21,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := .venv/.installed
 
-.PHONY: help setup serve test unit integration cluster check lint types layers format bench
+.PHONY: help setup serve test unit integration cluster check lint types layers format docs bench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ layers: setup
 format: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup ## Write docs/configuration.md from the configuration classes
+	$(BIN)/python -m deployments.config_reference > docs/configuration.md
 
 bench: setup ## Measure the engine without HTTP
 	@mkdir -p $(dir $(BENCH_OUT))

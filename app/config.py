@@ -16,6 +16,7 @@ class ModelRoute(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=200)
+    """What clients send as `model`; the model's application is called the same."""
     aliases: tuple[str, ...] = ()
     """Other names for the same model; answers carry ``name``."""
 
@@ -36,6 +37,7 @@ class GatewayConfig(BaseModel):
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time from arrival to the last token."""
     max_body_bytes: int = Field(default=8 * MIB, ge=1)
+    """A larger request body is refused with 413."""
     slow_client_buffer_bytes: int = Field(default=MIB, ge=1)
     """What may wait for a client that reads slowly; beyond it the stream is cut."""
     tokenize_off_loop_chars: int = Field(default=4000, ge=0)

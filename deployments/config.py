@@ -22,6 +22,7 @@ class GatewayArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_replicas: int = Field(default=1, ge=1)
+    """Gateway processes; the proxy spreads connections over them."""
     num_cpus: float = Field(default=0.0, ge=0)
     """Reserved per replica; 0 takes what is there."""
     resources: dict[str, float] = Field(default_factory=dict)
@@ -50,10 +51,13 @@ class ModelArgs(BaseModel):
     weights_sha256: str | None = Field(default=None, pattern=_SHA256)
     """Pins the weights as they are stored."""
     engine: EngineConfig = EngineConfig()
+    """How each replica runs the model, see below."""
     num_replicas: int = Field(default=1, ge=1)
+    """Engine replicas."""
     num_cpus: float | None = Field(default=None, ge=0)
     """Reserved per replica; as many as the engine has threads when absent."""
     num_gpus: float = Field(default=0.0, ge=0)
+    """Reserved per replica."""
     resources: dict[str, float] = Field(default_factory=dict)
     """Custom Ray resources per replica."""
     longest_answer_s: float = Field(default=600.0, gt=0)

@@ -31,7 +31,9 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     runner: Literal["torch", "paced"] = "torch"
+    """``torch`` runs the model; ``paced`` only takes the time of one, see below."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where the model runs."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights, activations and KV."""
     weight_layout: Literal["auto", "mapped", "packed"] = "auto"
@@ -45,6 +47,7 @@ class EngineConfig(BaseModel):
     max_model_len: int | None = Field(default=None, ge=1)
     """Context length in tokens; the model's own when absent. Never more than the model's own."""
     block_size_tokens: int = Field(default=16, ge=1, le=256)
+    """Tokens per KV block, the unit of the prefix cache."""
     kv_cache_bytes: int = Field(default=512 * MIB, ge=1)
     """Memory of the KV pool."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
@@ -54,6 +57,7 @@ class EngineConfig(BaseModel):
     min_prefill_chunk_tokens: int = Field(default=16, ge=1)
     """Prefill gets at least this many tokens a step when any waits, so that it always advances."""
     prefix_caching: bool = True
+    """Keep the KV of finished requests for prompts that begin alike."""
     ttft_budget_s: float = Field(default=2.0, gt=0)
     """The engine's own queue holds only what it can start within this time; the rest waits in
     gateways."""
@@ -62,6 +66,7 @@ class EngineConfig(BaseModel):
     start_timeout_s: float = Field(default=120.0, gt=0)
     """Longest wait for the step loop's process to load the model and warm up."""
     paced: PacedConfig = PacedConfig()
+    """Step times of the ``paced`` runner."""
 
 
 class EngineSpec(BaseModel):
