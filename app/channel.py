@@ -69,6 +69,8 @@ class ChannelClient:
         self._listener = listener
         self._load = LoadView()
         self._num_credits = 0
+        self._num_waiting = 0
+        """As announced, less what was submitted since."""
         self._is_accepting = True
         self._sinks: dict[str, DeltaSink] = {}
         self._reader = asyncio.create_task(self._read())
@@ -90,14 +92,14 @@ class ChannelClient:
         return self._is_accepting
 
     def set_demand(self, num_waiting: int) -> None:
-        if num_waiting == 0 and self._num_credits > 0:
-            self._send(ReturnCredits(self._num_credits))
-            self._num_credits = 0
+        self._num_waiting = num_waiting
+        self._return_unneeded_credits()
         self._send(Demand(num_waiting))
 
     def submit(self, request: EngineRequest, sink: DeltaSink) -> None:
         assert self._num_credits > 0, "submit without a credit"
         self._num_credits -= 1
+        self._num_waiting = max(0, self._num_waiting - 1)
         self._sinks[request.request_id] = sink
         self._send(Submit(request))
 
@@ -109,6 +111,11 @@ class ChannelClient:
         # The engine aborts what is open when the connection goes.
         self._connection.close("the gateway closed the connection")
         await self._reader
+
+    def _return_unneeded_credits(self) -> None:
+        if self._num_waiting == 0 and self._num_credits > 0:
+            self._send(ReturnCredits(self._num_credits))
+            self._num_credits = 0
 
     def _send(self, message: GatewayMessage) -> None:
         self._connection.send(_encoder.encode(message))
@@ -138,6 +145,8 @@ class ChannelClient:
                 if self._is_accepting:
                     self._num_credits += message.num_credits
                     self._listener.on_credits(self)
+                    # The grant may have crossed the word that nobody waits any more.
+                    self._return_unneeded_credits()
             case Draining():
                 self._is_accepting = False
                 self._num_credits = 0

@@ -69,6 +69,9 @@ class Pair:
         return msgspec.msgpack.decode(await self.engine.receive(), type=GatewayMessage)
 
     async def grant(self, num_credits: int) -> None:
+        """As many as the client then asks for."""
+        self.client.set_demand(num_credits)
+        assert await self.next() == Demand(num_credits)
         self.send(Grant(num_credits))
         await until(lambda: self.client.num_credits == num_credits)
 
@@ -102,11 +105,18 @@ async def test_a_request_goes_down_and_its_deltas_come_up_in_order(pair: Pair) -
 
 
 async def test_no_demand_gives_unused_credits_back(pair: Pair) -> None:
-    pair.client.set_demand(2)
     await pair.grant(2)
     pair.client.set_demand(0)
     assert pair.client.num_credits == 0
-    assert [await pair.next() for _ in range(3)] == [Demand(2), ReturnCredits(2), Demand(0)]
+    assert [await pair.next() for _ in range(2)] == [ReturnCredits(2), Demand(0)]
+
+
+async def test_a_grant_that_crossed_the_end_of_the_demand_goes_back(pair: Pair) -> None:
+    pair.client.set_demand(1)
+    pair.client.set_demand(0)
+    pair.send(Grant(1))
+    assert [await pair.next() for _ in range(3)] == [Demand(1), Demand(0), ReturnCredits(1)]
+    assert pair.client.num_credits == 0
 
 
 async def test_only_open_requests_are_aborted(pair: Pair) -> None:
