@@ -20,6 +20,7 @@ from app.membership import EngineAddress
 from app.server import create_asgi_app
 from deployments.advertisement import Advertisement
 from deployments.discovery import follow_engines
+from deployments.edge import RefuseUnwatched
 from deployments.loopback import bind_replica_to_loopback
 from deployments.membership import Listener, Replica, membership
 
@@ -39,7 +40,9 @@ class GatewayReplica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the app once, after the constructor."""
-        return create_asgi_app(self._gateway)
+        app = create_asgi_app(self._gateway)
+        app.add_middleware(RefuseUnwatched)
+        return app
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take over a new configuration; raises for an invalid one and keeps the old one then."""

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -39,6 +41,16 @@ def _url_of(gateway: psutil.Process) -> str:
     """The port it opens for HAProxy."""
     (port,) = [port for port in listening_ports(gateway) if 30000 <= port <= 31000]
     return f"http://127.0.0.1:{port}"
+
+
+def test_serves_rest_interface_wants_a_token_and_shows_no_secret(local: Local) -> None:
+    url = f"{local.serve.dashboard_url}/api/serve/applications/"
+    assert httpx.get(url).status_code == 401
+    token = Path("~/.ray/auth_token").expanduser().read_text("ascii").strip()
+    answer = httpx.get(url, headers={"authorization": f"Bearer {token}"})
+    assert answer.status_code == 200
+    assert "EngineReplica" in answer.text
+    assert "secret" not in answer.text
 
 
 def test_a_dead_step_loop_ends_its_streams_with_an_error_and_is_replaced(local: Local) -> None:

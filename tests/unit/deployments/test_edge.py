@@ -2,7 +2,7 @@
 
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.edge import middlewares
+from deployments.edge import RefuseUnwatched, middlewares
 
 
 class Recorder:
@@ -47,6 +47,25 @@ async def test_timeout_and_disconnect_headers_never_reach_serve() -> None:
 async def test_other_headers_pass_in_order_and_repeated() -> None:
     headers = [(b"x-request-id", b"1"), (b"cookie", b"a"), (b"cookie", b"b")]
     assert await _headers_after(headers) == headers
+
+
+async def _status_of(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """None: the app inside was asked."""
+    inner = Recorder()
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "headers": headers}
+    await RefuseUnwatched(inner)(scope, _receive, send)
+    return None if inner.scope else int(sent[0]["status"])
+
+
+async def test_a_request_that_would_run_unwatched_is_refused_where_nothing_strips_it() -> None:
+    assert await _status_of([(b"x-request-disconnect-disabled", b"?1")]) == 400
+    assert await _status_of([(b"x-request-disconnect-disabled", b"?0")]) is None
+    assert await _status_of([(b"accept", b"*/*")]) is None
 
 
 async def test_lifespan_messages_pass() -> None:
