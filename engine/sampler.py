@@ -5,6 +5,8 @@ preemption, migration and the rest of the batch don't change it. Must not know s
 slots.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,11 @@ from torch import Tensor
 from engine.errors import RunnerError
 from engine.messages import SamplingParams
 
+Rescore = Callable[[Tensor], Tensor]
+"""Token ids [num_rows, num_tokens] to their logits in float32."""
+
+_NUM_RESCORED = 4
+"""Tokens that may tie for the likeliest; as cheap to find as the likeliest alone."""
 _FIRST_TOP_K = 256
 """Tokens that usually hold the whole nucleus; a full sort of the vocabulary is the fallback."""
 
@@ -32,19 +39,27 @@ class Sampler:
         self._seed[slot] = params.seed
 
     def sample(
-        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        rescore: Rescore | None = None,
     ) -> NDArray[np.int64]:
         """One token per row of ``logits`` [num_rows, vocab_size].
 
-        ``positions`` are those that the new tokens will have. Raises `RunnerError` on NaN logits:
+        ``positions`` are those that the new tokens will have. ``rescore`` decides between the
+        likeliest tokens where ``logits`` are too coarse to. Raises `RunnerError` on NaN logits:
         the whole step fails, for where one row is NaN the KV that later steps read is not to be
         trusted either.
         """
-        best, best_ids = logits.max(dim=-1)
-        if best.isnan().any():
-            num_bad = int(best.isnan().sum())
+        best, best_ids = logits.topk(min(_NUM_RESCORED, logits.shape[-1]), dim=-1)
+        is_bad = best[:, 0].isnan()
+        if is_bad.any():
+            num_bad = int(is_bad.sum())
             raise RunnerError(f"the model computed NaN logits for {num_bad} of {len(slots)} rows.")
-        tokens: NDArray[np.int64] = best_ids.cpu().numpy()
+        if rescore is not None and logits.dtype is not torch.float32:
+            best_ids = best_ids.gather(-1, rescore(best_ids).argmax(dim=-1, keepdim=True))
+        tokens: NDArray[np.int64] = best_ids[:, 0].cpu().numpy().copy()
         is_random = self._temperature[slots] > 0
         if is_random.any():
             rows = np.flatnonzero(is_random)

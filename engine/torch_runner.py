@@ -91,7 +91,10 @@ class TorchRunner:
         if len(last_rows) < len(token_ids):
             hidden = hidden[torch.from_numpy(last_rows).to(self._device)]
         sampled = self._sampler.sample(
-            self._model.logits(hidden), slots[is_sampling], batch.context_lens[is_sampling]
+            self._model.logits(hidden),
+            slots[is_sampling],
+            batch.context_lens[is_sampling],
+            rescore=lambda token_ids: self._model.exact_logits(hidden, token_ids),
         )
         self._last_sampled[slots[is_sampling]] = sampled
         return tuple(

@@ -44,13 +44,16 @@ class LlamaModel:
         embedding: Tensor,
         layers: Sequence[LlamaLayer],
         final_norm: Tensor,
+        head: Tensor,
         lm_head: Linear,
         rotary: RotaryTable,
     ) -> None:
         self.config = config
+        self._eps = config.rms_norm_eps
         self._embedding = embedding
         self._layers = tuple(layers)
         self._final_norm = final_norm
+        self._head = head
         self._lm_head = lm_head
         self._rotary = rotary
 
@@ -71,7 +74,7 @@ class LlamaModel:
         hidden = config.hidden_size
         embedding = tensors.take("model.embed_tokens.weight", config.vocab_size, hidden)
         layers = [tensors.layer(index) for index in range(config.num_layers)]
-        final_norm = tensors.take("model.norm.weight", hidden)
+        final_norm = tensors.norm("model.norm.weight", hidden)
         if config.has_tied_embeddings:
             head = embedding
         else:
@@ -89,6 +92,7 @@ class LlamaModel:
             embedding=embedding,
             layers=layers,
             final_norm=final_norm,
+            head=head,
             lm_head=create_linear([head], layout=layout),
             rotary=rotary,
         )
@@ -100,11 +104,12 @@ class LlamaModel:
         kv_layers: Sequence[Tensor],
         attend: StepAttention,
     ) -> Tensor:
-        """Last hidden states [num_tokens, hidden_size]; writes the KV of all tokens to
+        """Last hidden states [num_tokens, hidden_size] in float32; writes the KV of all tokens to
         ``kv_layers``.
 
         ``token_ids`` and ``positions`` are [num_tokens], sequence after sequence as ``attend`` has
-        them.
+        them. The residual stream is float32 whatever the weights are: in bfloat16 the sum of each
+        layer would round away what the next ones need.
         """
         config = self.config
         norm = self._norm
@@ -112,7 +117,7 @@ class LlamaModel:
         num_rotated = config.num_heads + config.num_kv_heads
         heads_shape = (len(token_ids), num_rotated + config.num_kv_heads, config.head_dim)
         kv_shape = (len(token_ids), 2, config.num_kv_heads, config.head_dim)
-        x = F.embedding(token_ids, self._embedding)  # [num_tokens, hidden_size]
+        x = F.embedding(token_ids, self._embedding).float()  # [num_tokens, hidden_size]
         for layer, kv in zip(self._layers, kv_layers, strict=True):
             heads = layer.qkv(norm(x, layer.input_norm)).view(heads_shape)
             rotate_(heads[:, :num_rotated], cos, sin)
@@ -121,17 +126,25 @@ class LlamaModel:
                 heads[:, config.num_heads :].view(kv_shape),
                 kv,
             )
-            x = layer.attention_output(attended).add_(x)
+            x += layer.attention_output(attended)
             gate, up = layer.gate_up(norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = layer.down(F.silu(gate).mul_(up)).add_(x)
+            x += layer.down(F.silu(gate).mul_(up))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[num_rows, vocab_size] for the rows of last hidden states given."""
+        """[num_rows, vocab_size] for the rows of last hidden states given, in the weights' dtype.
+
+        bfloat16 has a step of 1/8 at a logit of 25: the likeliest tokens often tie.
+        """
         return self._lm_head(self._norm(hidden, self._final_norm))
 
+    def exact_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits in float32 of a few tokens per row: ``token_ids`` is [num_rows, num_tokens]."""
+        normed = F.rms_norm(hidden, self._final_norm.shape, self._final_norm, self._eps)
+        return (self._head[token_ids].float() @ normed.unsqueeze(-1)).squeeze(-1)
+
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        return F.rms_norm(x, weight.shape, weight, self._eps).to(self._embedding.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,10 @@ class _TensorSource:
     def take(self, name: str, *shape: int) -> Tensor:
         return self.files.take(name, shape).to(device=self.device, dtype=self.dtype)
 
+    def norm(self, name: str, size: int) -> Tensor:
+        """In float32, as the residual stream that it scales."""
+        return self.take(name, size).float()
+
     def layer(self, index: int) -> LlamaLayer:
         config = self.config
         prefix = f"model.layers.{index}"
@@ -156,10 +173,10 @@ class _TensorSource:
         attention = self._linears(f"{prefix}.self_attn", has_bias=config.has_attention_bias)
         mlp = self._linears(f"{prefix}.mlp", has_bias=config.has_mlp_bias)
         return LlamaLayer(
-            input_norm=self.take(f"{prefix}.input_layernorm.weight", hidden),
+            input_norm=self.norm(f"{prefix}.input_layernorm.weight", hidden),
             qkv=attention(hidden, q_proj=q_size, k_proj=kv_size, v_proj=kv_size),
             attention_output=attention(q_size, o_proj=hidden),
-            mlp_norm=self.take(f"{prefix}.post_attention_layernorm.weight", hidden),
+            mlp_norm=self.norm(f"{prefix}.post_attention_layernorm.weight", hidden),
             gate_up=mlp(hidden, gate_proj=inner, up_proj=inner),
             down=mlp(inner, down_proj=hidden),
         )

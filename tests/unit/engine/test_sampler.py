@@ -28,6 +28,15 @@ def test_temperature_zero_takes_the_likeliest_token() -> None:
     assert sampler.sample(logits, np.array([0, 1]), np.array([5, 5])).tolist() == [1, 0]
 
 
+def test_a_tie_of_coarse_logits_is_decided_by_the_exact_ones() -> None:
+    sampler = make_sampler(SamplingParams(1, temperature=0.0))
+    exact = torch.tensor([[25.26, 1.0, 25.36, 25.30]])
+    coarse = exact.bfloat16()
+    assert coarse[0, 0] == coarse[0, 3], "the test needs a tie"
+    args = (coarse, np.array([0]), np.array([5]))
+    assert sampler.sample(*args, rescore=lambda ids: exact.gather(-1, ids)).tolist() == [2]
+
+
 def test_draws_follow_the_distribution_of_the_temperature() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -torch.inf])
     draws = draw_many(logits, SamplingParams(1, temperature=2.0, seed=3), 20_000)
