@@ -20,13 +20,14 @@ from engine.config import EngineConfig, PacedConfig
 _INTRODUCTION = """\
 # Configuration
 
-A deployment is one [`serve run` file](https://docs.ray.io/en/latest/serve/production-guide/config.html) such as
-[configs/quickstart.yaml](../configs/quickstart.yaml): one application for the gateway and one for each model.
-`headwater check FILE` finds unknown keys, wrong values, missing models, busy ports and too little memory without
-starting anything. Unknown keys are errors everywhere. Units stand in the names.
+A deployment is one `serve run` file, such as
+[configs/quickstart.yaml](../configs/quickstart.yaml): one application for the gateway and one for
+each model. `headwater check FILE` finds unknown keys, wrong values, missing models, busy ports and
+too little memory without starting anything. Unknown keys are errors everywhere. Units stand in the
+names.
 
-Changing an application's `args` restarts that application and no other; changing the gateway's `user_config` restarts
-nothing.
+Changing an application's `args` restarts that application and no other; changing the gateway's
+`user_config` restarts nothing.
 
 This page is written by `make docs` from the docstrings of the configuration classes.
 """
