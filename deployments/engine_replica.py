@@ -37,7 +37,7 @@ MAX_SOCKET_DIR_BYTES = 70
 class EngineReplica:
     """Bound by `deployments.build` with its options."""
 
-    async def __init__(self, args: ModelArgs) -> None:
+    async def __init__(self, args: ModelArgs) -> None:  # type: ignore[misc]  # Serve awaits it
         """Ready once the model is loaded and warm.
 
         Raises `CheckpointError` or `EngineStartError`, whose last line Serve puts into the status

@@ -31,7 +31,7 @@ logger = logging.getLogger("ray.serve")
 class GatewayReplica:
     """Bound by `deployments.build` with its options."""
 
-    async def __init__(self) -> None:
+    async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
         bind_replica_to_loopback()
         self._loop = asyncio.get_running_loop()
         self._node_id: str = ray.get_runtime_context().get_node_id()

@@ -106,13 +106,14 @@ def _invitation(file: "ServeFile", url: str, dashboard_url: str) -> str:
     if not routes:
         return f"\n  {url}/health\n\ndashboard: {dashboard_url}   stop: Ctrl-C"
     needs_key = any(gateway.config.api_keys for gateway in file.gateways)
-    body = {"model": routes[0].name, "messages": [{"role": "user", "content": QUESTION}]}
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"model": routes[0].name, "messages": messages, "temperature": 0}
     header = ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
     key = "os.environ['API_KEY']" if needs_key else "'none'"
     python = (
         f"import os, openai; print(openai.OpenAI(base_url='{url}/v1', api_key={key})"
-        f".chat.completions.create(model='{routes[0].name}', messages=[{{'role': 'user', "
-        f"'content': '{QUESTION}'}}]).choices[0].message.content)"
+        f".chat.completions.create(model='{routes[0].name}', messages={messages!r}, "
+        "temperature=0).choices[0].message.content)"
     )
     return (
         f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\\n"

@@ -30,7 +30,7 @@ class Stream(threading.Thread):
                 max_tokens=self._asked,
                 stream=True,
                 stream_options={"include_usage": True},
-                timeout=httpx.Timeout(60.0),
+                timeout=60.0,
             )
             for chunk in stream:
                 if self.first_token_s is None and chunk.choices:

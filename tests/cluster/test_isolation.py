@@ -105,7 +105,7 @@ def test_scaling_down_drains(local: Local) -> None:
     num_tokens = int(6 * STEPS_PER_S)
     before = streams(local.url, "alpha", count=8, num_tokens=num_tokens)
     local.deploy([ALPHA, BETA], alpha=1)
-    during = []
+    during: list[Stream] = []
     while len(_pids(local, engine_of("alpha"))) > 1:
         during.append(Stream(local.url, "alpha", num_tokens=10, prompt=f"{len(during)} is what?"))
         assert len(during) < 200, "the replica does not leave"

@@ -1,6 +1,6 @@
 """Headers by which clients would steer Serve."""
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.edge import RefuseUnwatched, middlewares
 
@@ -25,7 +25,7 @@ async def _send(message: Message) -> None:
 
 async def _headers_after(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     inner = Recorder()
-    app = inner
+    app: ASGIApp = inner
     for middleware in middlewares():
         app = middleware.cls(app, *middleware.args, **middleware.kwargs)
     await app({"type": "http", "headers": headers}, _receive, _send)
@@ -71,5 +71,7 @@ async def test_a_request_that_would_run_unwatched_is_refused_where_nothing_strip
 async def test_lifespan_messages_pass() -> None:
     inner = Recorder()
     (middleware,) = middlewares()
-    await middleware.cls(inner)({"type": "lifespan"}, _receive, _send)
+    await middleware.cls(inner, *middleware.args, **middleware.kwargs)(
+        {"type": "lifespan"}, _receive, _send
+    )
     assert inner.scope == {"type": "lifespan"}
