@@ -183,6 +183,7 @@ class Dispatcher:
 
     def _wait(self, job: Job) -> None:
         job.queued_s = self._clock()
+        job.submitted_s = None
         job.engine_id = None
         member = self.fleet.choose(job, self._queue)
         job.engine_id = None if member is None else member.engine_id

@@ -27,6 +27,7 @@ class Member:
     num_unseen_tokens: int = 0
     """Their uncached prompt tokens."""
     announced_demand: int = 0
+    """As the engine counts: each submit takes one off (``engine.messages.Demand``)."""
     is_retiring: bool = False
     """Not a member of the fleet any more: closed when its last request ended."""
 
@@ -84,6 +85,7 @@ class Fleet:
 
     def count_send(self, member: Member, job: Job) -> None:
         """``job`` goes to ``member``: count its load and prefix before any event confirms them."""
+        member.announced_demand = max(0, member.announced_demand - 1)
         keys = job.prompt.index_keys
         num_matching = self.index.num_matching(keys).get(member.engine_id, 0)
         num_cached = num_matching * KEY_STRIDE * member.client.card.block_size_tokens

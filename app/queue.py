@@ -40,6 +40,7 @@ class Job:
     queued_s: float = 0.0
     """When the wait began that it is in, or was in last."""
     submitted_s: float | None = None
+    """When that wait ended; None while it lasts."""
     engine_id: str | None = None
     """Chosen while it waits, given while it runs; None while no engine is there."""
     is_running: bool = False

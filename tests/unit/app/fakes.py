@@ -90,6 +90,8 @@ class FakeEngine:
         self.is_accepting = True
         self.listener: EngineListener | None = None
         self.demands: list[int] = []
+        self.num_wanted = 0
+        """As an engine counts: what was announced, less what was submitted since."""
         self.requests: dict[str, EngineRequest] = {}
         self.sinks: dict[str, DeltaSink] = {}
         self.aborts: list[tuple[str, int | None]] = []
@@ -100,10 +102,12 @@ class FakeEngine:
 
     def set_demand(self, num_waiting: int) -> None:
         self.demands.append(num_waiting)
+        self.num_wanted = num_waiting
 
     def submit(self, request: EngineRequest, sink: DeltaSink) -> None:
         assert self.num_credits > 0
         self.num_credits -= 1
+        self.num_wanted = max(0, self.num_wanted - 1)
         self.requests[request.request_id] = request
         self.sinks[request.request_id] = sink
         self.num_generated[request.request_id] = 0

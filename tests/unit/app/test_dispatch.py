@@ -87,10 +87,10 @@ async def test_a_request_waits_for_a_credit_and_announces_its_demand(bench: Benc
     assert not engine.requests
     engine.grant()
     assert list(engine.requests) == [first.request_id]
-    assert engine.demands == [1, 2, 1]
+    assert engine.num_wanted == 1
     engine.grant()
     assert list(engine.requests) == [first.request_id, second.request_id]
-    assert engine.demands[-1] == 0
+    assert engine.num_wanted == 0
 
 
 async def test_the_submitted_request_carries_prompt_keys_and_the_time_left(bench: Bench) -> None:
@@ -153,6 +153,7 @@ async def test_after_half_the_wait_a_request_takes_any_engines_credit(bench: Ben
     fast.grant()
     assert list(fast.requests) == [old.request_id], old_choice
     assert slow.demands == [1, 0]
+    assert fast.num_wanted == 1, "the engine forgot the one that still waits for it"
     fast.grant()
     assert young.request_id in fast.requests
 
@@ -325,3 +326,15 @@ async def test_closing_ends_what_is_open(bench: Bench) -> None:
     jobs: list[Any] = [bench.send(), bench.send()]
     await bench.dispatcher.close()
     assert all(answer_of(job).error is not None for job in jobs)
+
+
+async def test_a_request_that_waits_anew_has_not_been_submitted(bench: Bench) -> None:
+    """Its wait would come out negative in the metrics."""
+    engine = FakeEngine("a")
+    bench.add(engine)
+    job = bench.send()
+    assert job.submitted_s is not None
+    bench.now_s += 1
+    engine.lose()
+    assert job.submitted_s is None
+    assert job.queued_s == bench.now_s

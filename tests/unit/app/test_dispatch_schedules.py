@@ -70,7 +70,7 @@ class Schedule:
         assert self.dispatcher.num_running == sum(len(engine.sinks) for engine in self.engines)
         usable = [engine for engine in self.engines if self.is_open(engine)]
         if usable:
-            assert self.dispatcher.num_waiting == sum(engine.demands[-1] for engine in usable)
+            assert self.dispatcher.num_waiting == sum(engine.num_wanted for engine in usable)
 
     def is_open(self, engine: FakeEngine) -> bool:
         member = self.dispatcher.fleet.get(engine.card.engine_id)
@@ -102,7 +102,6 @@ class Schedule:
         engine = FakeEngine(
             f"e{len(self.answers)}-{self.now_s}-{id(object())}", num_credits=pick % 2
         )
-        engine.demands.append(0)
         engine.listener = self.dispatcher
         self.engines.append(engine)
         self.dispatcher.add_engine(engine)
