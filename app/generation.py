@@ -153,18 +153,19 @@ class Generation:
                 self._num_kept_tokens = self.num_tokens + position + 1
                 break
         if self._num_kept_tokens is None and delta.finish_reason is not None:
-            parts.append(self._flush())
+            parts.append(self._flush(self.num_tokens + len(delta.token_ids)))
         self._add_piece("".join(parts))
         if self._num_kept_tokens is not None and delta.finish_reason is None:
             self._abort(self._num_kept_tokens)
 
-    def _flush(self) -> str:
+    def _flush(self, num_tokens: int) -> str:
+        """What the end releases; a stop string in it keeps all ``num_tokens``."""
         rest = self._detokenizer.flush()
         if self._stops is None:
             return rest
         scanned = self._stops.push(rest)
         if scanned.is_stopped:
-            self._num_kept_tokens = self.num_tokens
+            self._num_kept_tokens = num_tokens
             return scanned.text
         return scanned.text + self._stops.flush()
 

@@ -89,6 +89,17 @@ def test_a_character_that_the_end_cuts_is_flushed() -> None:
     assert answer.take() == ["a\ufffd"]
 
 
+def test_a_stop_string_that_the_flush_completes_keeps_every_token() -> None:
+    answer = generation("\ufffd")
+    cut = ids_of("ab👋")[:-1]
+    answer.on_delta(delta("x"))
+    answer.on_delta(TokenDelta("r", cut, FinishReason.LENGTH, usage=Usage(10, 0, 1 + len(cut))))
+    assert answer.take() == ["x", "ab"]
+    assert answer.finish is not None
+    assert answer.finish.reason == "stop"
+    assert answer.finish.usage == Usage(10, 0, 1 + len(cut))
+
+
 def test_without_the_engines_counts_what_came_is_counted() -> None:
     answer = generation()
     answer.on_delta(delta("abc"))
