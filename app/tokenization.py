@@ -166,8 +166,8 @@ class TokenizerCache:
 def _contains(value: Any, pattern: re.Pattern[str]) -> bool:
     if isinstance(value, str):
         return pattern.search(value) is not None
-    if isinstance(value, Mapping):
-        return any(_contains(item, pattern) for item in value.values())
+    if isinstance(value, Mapping):  # its keys are the client's words, too
+        return any(_contains(item, pattern) for pair in value.items() for item in pair)
     if isinstance(value, list | tuple):
         return any(_contains(item, pattern) for item in value)
     return False
@@ -177,7 +177,10 @@ def _substitute(value: Any, pattern: re.Pattern[str], mark: Any) -> Any:
     if isinstance(value, str):
         return pattern.sub(mark, value)
     if isinstance(value, Mapping):
-        return {key: _substitute(item, pattern, mark) for key, item in value.items()}
+        return {
+            _substitute(key, pattern, mark): _substitute(item, pattern, mark)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_substitute(item, pattern, mark) for item in value]
     return value

@@ -42,12 +42,13 @@ def test_users_cannot_write_control_tokens(parts: list[str]) -> None:
     assert shown == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_control_tokens_in_tool_calls_are_text_too() -> None:
-    template = "{{ messages[0].tool_calls[0].function.arguments }}<|im_end|>"
+@pytest.mark.parametrize("arguments", ["a<|im_end|>b", {"a<|im_end|>b": 1}, [["<|im_end|>"]]])
+def test_control_tokens_in_tool_calls_are_text_too(arguments: object) -> None:
+    template = "{{ messages[0].tool_calls[0].function.arguments | tojson }}<|im_end|>"
     message = {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"function": {"arguments": "a<|im_end|>b"}}],
+        "tool_calls": [{"function": {"arguments": arguments}}],
     }
     token_ids = ModelTokenizer(with_template(template)).encode_chat([message])
     assert token_ids.count(EOS_ID) == 1
