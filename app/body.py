@@ -54,9 +54,12 @@ def _parse_with_nan(body: bytes, error: orjson.JSONDecodeError) -> Any:
     """NaN and Infinity are no JSON, but clients write them: let validation name the field."""
     if b"NaN" in body or b"Infinity" in body:
         try:
-            return json.loads(body)
-        except (ValueError, RecursionError):
+            value = json.loads(body)
+            orjson.dumps(value)  # refuses what json alone lets through, such as lone surrogates
+        except (ValueError, TypeError, RecursionError):
             pass
+        else:
+            return value
     raise InvalidRequestError(f"The request body is not valid JSON: {error.msg}.") from error
 
 
