@@ -99,8 +99,7 @@ BODIES = [
     b"[" * 100_000,
     b'{"x": NaN, "y": ' + b"[" * 100_000,
     b'{"x": NaN, "y": ' + b"9" * 10_000 + b"}",
-    b'{"model": "m", "messages": [{"role": "user", "content": "x", "tool_calls": '
-    + b'[{"NaN": "\\ud800"}]}]}',
+    b'{"model":"m","messages":[{"role":"user","content":"","tool_calls":[{"NaN":"\\ud800"}]}]}',
     b"\x00\x01\x02",
 ]
 
