@@ -22,8 +22,8 @@ from deployments.report import Report, State, reason_in
 
 logger = logging.getLogger(__name__)
 
-MAX_FOLDER_BYTES = 30
-"""Ray puts Unix sockets some 70 bytes below its folder; the kernel allows 107."""
+MAX_FOLDER_BYTES = 25
+"""Ray and HAProxy put Unix sockets up to 82 bytes below it; the kernel allows 107."""
 
 POLL_PERIOD_S = 0.1
 STOP_TIMEOUT_S = 60.0

@@ -24,7 +24,14 @@ from ray.serve.schema import (
 from app.config import GatewayConfig
 from deployments.build import GATEWAY_DEPLOYMENT
 from deployments.config import GatewayArgs, ModelArgs
+from deployments.discovery import ENGINE_DEPLOYMENT
 from deployments.faults import Fault, KeyPath, from_validation, line_of, unknown_key
+
+_DEPLOYMENTS: dict[type[BaseModel], tuple[str, ...]] = {
+    GatewayArgs: (GATEWAY_DEPLOYMENT,),
+    ModelArgs: (ENGINE_DEPLOYMENT,),
+}
+"""Deployments of an application whose settings a file may override."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +144,23 @@ def _read_application(file: ServeFile, path: KeyPath, application: ServeApplicat
         known = _all_keys(args_type)
         file.faults.extend(from_validation(error, (*path, "args"), known))
         return
+    _check_deployment_names(file, path, application, _DEPLOYMENTS.get(args_type))
     if isinstance(args, ModelArgs):
         file.models.append(ModelSection(path, application.name, application.route_prefix, args))
     elif isinstance(args, GatewayArgs):
         _read_gateway(file, path, application, args)
+
+
+def _check_deployment_names(
+    file: ServeFile,
+    path: KeyPath,
+    application: ServeApplicationSchema,
+    known: tuple[str, ...] | None,
+) -> None:
+    for position, deployment in enumerate(application.deployments):
+        if known is not None and deployment.name not in known:
+            message = f"no deployment is called so here: use {' or '.join(known)}"
+            file.faults.append(Fault(message, (*path, "deployments", position, "name")))
 
 
 def _read_gateway(
@@ -149,9 +169,6 @@ def _read_gateway(
     for position, deployment in enumerate(application.deployments):
         where = (*path, "deployments", position)
         if deployment.name != GATEWAY_DEPLOYMENT:
-            file.faults.append(
-                Fault(f"no deployment is called so, only {GATEWAY_DEPLOYMENT!r}", (*where, "name"))
-            )
             continue
         user_config = deployment.model_dump(exclude_unset=True).get("user_config") or {}
         try:

@@ -1,6 +1,7 @@
 """`headwater serve` where only the engine itself can tell what is wrong."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ def test_an_engine_that_cannot_start_is_one_line_and_leaves_nothing_running(tmp_
     assert logs is not None
     assert Path(logs[1]).exists()
     assert not [process for process in _started_since(before) if _is_of(process, logs[1])]
+    shutil.rmtree(Path(logs[1]).parents[2])
 
 
 def _started_since(pids: set[int]) -> list[psutil.Process]:

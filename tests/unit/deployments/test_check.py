@@ -152,6 +152,13 @@ USER_CONFIG = ("applications", 0, "deployments", 0, "user_config")
             ),
         ),
         (
+            _set(*APPLICATION_M, "deployments", to=[{"name": "EngineReplicas"}]),
+            (
+                "applications[1].deployments[0].name: no deployment is called so here: "
+                "use EngineReplica"
+            ),
+        ),
+        (
             _set(*APPLICATION_M, "route_prefix", to="/m"),
             "applications[1].route_prefix: must be null: clients reach a model through the gateway",
         ),

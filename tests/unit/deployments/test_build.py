@@ -1,0 +1,48 @@
+"""What the builders hand to Serve."""
+
+import inspect
+
+import pytest
+from pydantic import ValidationError
+from ray.serve import Application
+from ray.serve.deployment import Deployment
+
+from deployments.build import build_gateway, build_model
+from deployments.config import GatewayArgs, ModelArgs
+from engine.config import EngineConfig
+
+
+def _deployment_of(application: Application) -> Deployment:
+    return application._bound_deployment
+
+
+def test_serve_sees_the_type_of_the_arguments() -> None:
+    # A string here would make Serve pass the raw mapping.
+    assert inspect.signature(build_gateway).parameters["args"].annotation is GatewayArgs
+    assert inspect.signature(build_model).parameters["args"].annotation is ModelArgs
+
+
+def test_a_gateway_waits_for_its_longest_answer_when_it_leaves() -> None:
+    deployment = _deployment_of(build_gateway(GatewayArgs(num_replicas=3, longest_answer_s=100)))
+    config = deployment._deployment_config
+    assert (deployment.name, config.num_replicas) == ("Gateway", 3)
+    assert config.graceful_shutdown_timeout_s == 130
+
+
+def test_engines_hang_below_a_root_that_never_has_a_replica() -> None:
+    args = ModelArgs(name="m", source="x", num_replicas=2, engine=EngineConfig(num_threads=4))
+    root = _deployment_of(build_model(args))
+    assert root.name == "Model"
+    autoscaling = root._deployment_config.autoscaling_config
+    assert (autoscaling.min_replicas, autoscaling.initial_replicas) == (0, 0)
+    (engines,) = root.init_args
+    deployment = _deployment_of(engines)
+    assert (deployment.name, deployment._deployment_config.num_replicas) == ("EngineReplica", 2)
+    assert deployment.ray_actor_options["num_cpus"] == 4
+    assert deployment.init_args == (args,)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "-a", "a" * 129])
+def test_a_model_needs_a_name_that_can_be_a_folder(name: str) -> None:
+    with pytest.raises(ValidationError):
+        ModelArgs(name=name, source="x")
