@@ -81,6 +81,7 @@ def _create_driver(checkpoint: Path, config: EngineConfig) -> EngineDriver:
             config,
             num_blocks=loaded.num_blocks,
             max_model_len=loaded.max_model_len,
+            vocab_size=loaded.vocab_size,
             runner=loaded.runner,
         ),
         config,

@@ -81,6 +81,7 @@ def _serve(spec: EngineSpec, pipe: Connection) -> None:
         spec.config,
         num_blocks=loaded.num_blocks,
         max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
         runner=loaded.runner,
     )
     warm_up(

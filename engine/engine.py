@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.load_meter import LoadMeter
 from engine.messages import CacheEvents, EngineRequest, FinishReason, LoadView, TokenDelta, Usage
+from engine.request_limits import RequestLimits
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step import ModelRunner, StepPlan
@@ -42,13 +43,17 @@ class Engine:
         *,
         num_blocks: int,
         max_model_len: int,
+        vocab_size: int,
         runner: ModelRunner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._num_blocks = num_blocks
-        self._block_size = config.block_size_tokens
-        self._max_len = min(max_model_len, num_blocks * config.block_size_tokens)
+        self._limits = RequestLimits(
+            max_len=min(max_model_len, num_blocks * config.block_size_tokens),
+            block_size_tokens=config.block_size_tokens,
+            vocab_size=vocab_size,
+        )
         self._blocks, self._scheduler = self._empty_planner()
         self._runner = runner
         self._clock = clock
@@ -65,12 +70,14 @@ class Engine:
     def add(self, request: EngineRequest) -> None:
         """Queue a request. One that can never be served gets an error delta from the next step."""
         try:
-            self._check(request)
+            if request.request_id in self._live:
+                raise RequestError("A request with this id is already running.")
+            self._limits.check(request)
         except RequestError as error:
             logger.warning("request %s refused: %s", request.request_id, error)
             self._refuse(request, str(error))
             return
-        max_len = min(len(request.token_ids) + request.sampling.max_tokens, self._max_len)
+        max_len = min(len(request.token_ids) + request.sampling.max_tokens, self._limits.max_len)
         deadline_s = self._clock() + request.timeout_s
         sequence = Sequence(request, deadline_s=deadline_s, max_len=max_len)
         self._live[request.request_id] = sequence
@@ -129,24 +136,11 @@ class Engine:
 
     def _empty_planner(self) -> tuple[BlockManager, Scheduler]:
         blocks = BlockManager(
-            self._num_blocks, self._block_size, prefix_caching=self._config.prefix_caching
+            self._num_blocks,
+            self._config.block_size_tokens,
+            prefix_caching=self._config.prefix_caching,
         )
         return blocks, Scheduler(self._config, blocks)
-
-    def _check(self, request: EngineRequest) -> None:
-        num_tokens = len(request.token_ids)
-        if request.request_id in self._live:
-            raise RequestError("A request with this id is already running.")
-        if num_tokens == 0:
-            raise RequestError("The prompt is empty.")
-        if num_tokens >= self._max_len:
-            raise RequestError(
-                f"The prompt has {num_tokens} tokens; at most {self._max_len - 1} fit this engine."
-            )
-        if request.sampling.max_tokens < 1:
-            raise RequestError("max_tokens must be at least 1.")
-        if len(request.block_keys) != num_tokens // self._block_size:
-            raise RequestError("The prompt's block keys do not match this engine's block size.")
 
     def _refuse(self, request: EngineRequest, error: str) -> None:
         usage = Usage(len(request.token_ids), cached_tokens=0, completion_tokens=0)

@@ -92,6 +92,7 @@ def _load(pipe: SyncPipe) -> StepLoop:
         spec.config,
         num_blocks=loaded.num_blocks,
         max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
         runner=loaded.runner,
     )
     load = warm_up(

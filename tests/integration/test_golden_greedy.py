@@ -106,6 +106,7 @@ class GoldenEngine:
             settings,
             num_blocks=loaded.num_blocks,
             max_model_len=loaded.max_model_len,
+            vocab_size=loaded.vocab_size,
             runner=loaded.runner,
         )
         self.load = LoadView()

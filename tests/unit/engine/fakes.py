@@ -97,6 +97,7 @@ def make_engine(
         config or make_config(),
         num_blocks=num_blocks,
         max_model_len=max_model_len,
+        vocab_size=VOCAB_SIZE,
         runner=runner or make_runner(num_blocks),
         clock=clock or FakeClock(),
     )

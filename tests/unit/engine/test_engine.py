@@ -6,6 +6,7 @@ from engine.messages import KEY_STRIDE, FinishReason, Usage
 from tests.unit.engine.fakes import (
     BLOCK_SIZE,
     EOS,
+    VOCAB_SIZE,
     Answer,
     FakeClock,
     RecordingRunner,
@@ -110,6 +111,8 @@ def test_without_prefix_caching_nothing_is_found_or_announced() -> None:
         (prompt(32), 4, "at most 31"),
         (prompt(500), 4, "at most 31"),
         (prompt(5), 0, "at least 1"),
+        ([3, VOCAB_SIZE, 4], 4, f"token id {VOCAB_SIZE}"),
+        ([3, -1, 4], 4, "token id -1"),
     ],
 )
 def test_what_never_fits_gets_an_error_and_harms_nobody(

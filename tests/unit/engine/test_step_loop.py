@@ -71,7 +71,7 @@ def bench() -> Iterator[Bench]:
         eos_token_ids=[0],
         sleep=lambda _: None,
     )
-    engine = Engine(CONFIG, num_blocks=NUM_BLOCKS, max_model_len=512, runner=runner)
+    engine = Engine(CONFIG, num_blocks=NUM_BLOCKS, max_model_len=512, vocab_size=100, runner=runner)
     theirs, ours = socket.socketpair()
     pipe, front = SyncPipe(theirs), SyncPipe(ours)
     yield Bench(StepLoop(engine, pipe), engine, front)

@@ -46,6 +46,7 @@ def load(checkpoint: Path, *, num_blocks: int = 64, **config: Any) -> tuple[Load
         settings,
         num_blocks=loaded.num_blocks,
         max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
         runner=loaded.runner,
     )
     return loaded, engine

@@ -52,7 +52,9 @@ def paced_runner() -> PacedRunner:
 
 
 def engine_with(runner: ModelRunner) -> Engine:
-    return Engine(CONFIG, num_blocks=NUM_BLOCKS, max_model_len=MAX_LEN, runner=runner)
+    return Engine(
+        CONFIG, num_blocks=NUM_BLOCKS, max_model_len=MAX_LEN, vocab_size=100, runner=runner
+    )
 
 
 def test_covers_long_and_short_prompts_and_several_decode_batches() -> None:

@@ -1,0 +1,46 @@
+"""What would fail a step, and with it everybody in the batch, is refused at the door."""
+
+import math
+
+import msgspec
+import pytest
+
+from engine.errors import RequestError
+from engine.request_limits import RequestLimits
+from tests.unit.engine.fakes import BLOCK_SIZE, make_request
+
+LIMITS = RequestLimits(max_len=32, block_size_tokens=BLOCK_SIZE, vocab_size=50)
+
+
+@pytest.mark.parametrize("token_ids", [[0], [49], [0, 49] * 15 + [1]])
+def test_all_that_fits_is_taken(token_ids: list[int]) -> None:
+    LIMITS.check(make_request("a", token_ids, max_tokens=1000, seed=2**64 - 1))
+
+
+@pytest.mark.parametrize(("token_id", "words"), [(50, "token id 50"), (2**40, "1099511627776")])
+def test_a_token_that_the_model_lacks_is_named(token_id: int, words: str) -> None:
+    request = make_request("a", [1, 2, 3])
+    request.token_ids[1] = token_id
+    with pytest.raises(RequestError, match=words):
+        LIMITS.check(request)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.5),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_p", math.nan),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("max_tokens", 0),
+    ],
+)
+def test_sampling_that_no_runner_can_carry_out_is_named(field: str, value: float) -> None:
+    request = make_request("a", [1, 2, 3])
+    sampling = msgspec.structs.replace(request.sampling, **{field: value})
+    with pytest.raises(RequestError, match=field):
+        LIMITS.check(msgspec.structs.replace(request, sampling=sampling))
