@@ -69,6 +69,11 @@ class ModelTokenizer:
         token_ids = self.encode_chat(messages)
         if not token_ids:
             raise InvalidRequestError("The messages make an empty prompt.", param="messages")
+        if max(token_ids) >= self.card.vocab_size:  # engines refuse it, and retries cannot help
+            token = self._tokenizer.id_to_token(max(token_ids))
+            raise InvalidRequestError(
+                f"The model does not know the token {token!r}.", param="messages"
+            )
         root = BlockKey(self.card.root_key)
         keys = block_keys(root, token_ids, self.card.block_size_tokens)
         return Prompt(token_ids=token_ids, root_key=root, block_keys=list[bytes](keys))

@@ -105,6 +105,11 @@ def test_a_prompt_without_a_token_is_refused() -> None:
         ModelTokenizer(with_template("{{ '' }}")).prompt(user("Hi"))
 
 
+def test_a_token_beyond_the_models_vocabulary_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"<\|im_end\|>"):
+        ModelTokenizer(with_template(CHATML, vocab_size=EOS_ID)).prompt(user("Hi"))
+
+
 async def test_a_models_tokenizer_is_built_once() -> None:
     cache = TokenizerCache()
     first, second = await asyncio.gather(cache.get(make_card("e0")), cache.get(make_card("e1")))
