@@ -24,9 +24,9 @@ from benchmarks.statistics import MIN_PAIRS, paired_ratio, percentile
 from benchmarks.workload import Workload, make_prompt
 from deployments.environment import headwater_home
 from deployments.serve_file import ModelSection, read_serve_file
-from engine.checkpoints.errors import CheckpointError
 from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
 from engine.config import EngineSpec
+from engine.errors import CheckpointError
 
 TIMEOUT_S = 120.0
 CASES = {1: 12, 16: 96}

@@ -12,17 +12,13 @@ it is returned unused.
 from collections import deque
 from dataclasses import dataclass
 
-from engine.errors import EngineError
+from engine.errors import CreditError
 from engine.messages import LoadView
 
 _FIRST_MEAN_PROMPT_TOKENS = 128.0
 """Assumed until the first prompt comes."""
 _MEAN_WEIGHT = 0.1
 """Of the newest value in a moving mean."""
-
-
-class CreditError(EngineError):
-    """A gateway used or returned a credit that it does not hold: its connection is closed."""
 
 
 @dataclass(slots=True)

@@ -1,11 +1,23 @@
 """The exception tree of the engine. ``str(error)``: what was wrong and what to change, in one line.
 
 EngineError
-├── CheckpointError      the model's files are missing, corrupt, or not the pinned ones
-├── EngineConfigError    the configuration does not fit this model or this machine
-├── RequestError         one request can never be served here
-└── RunnerError          a model runner broke the contract of ``engine.step``
-    └── KvMismatchError  a sequence met KV that its own tokens did not write
+├── CheckpointError            the model's files are missing, corrupt, or not the pinned ones
+│   ├── MissingCheckpoint      there is no checkpoint at this path
+│   ├── CorruptCheckpoint      a file is truncated, malformed or not the one that was written
+│   ├── HashMismatch           the content isn't the pinned one
+│   ├── SourceUnavailable      the source can't be reached, doesn't exist or isn't understood
+│   ├── UnsupportedCheckpoint  a sound file of a kind the engine can't run
+│   └── StoreUnavailable       the store's own folder can't be written
+├── EngineConfigError          the configuration does not fit this model or this machine
+├── EngineStartError           the step loop's process could not start
+├── EngineDeadError            the step loop's process is gone or stuck
+├── WarmUpError                a made-up request failed, so real ones would
+├── RequestError               one request can never be served here
+├── CreditError                a gateway used or returned a credit that it does not hold
+└── RunnerError                a model runner broke the contract of ``engine.step``
+    └── KvMismatchError        a sequence met KV that its own tokens did not write
+
+Those below ``CheckpointError`` are declared in ``engine.checkpoints.errors``.
 """
 
 
@@ -21,8 +33,24 @@ class EngineConfigError(EngineError):
     """The configuration does not fit this model or this machine (context, memory, device)."""
 
 
+class EngineStartError(EngineError):
+    """The engine could not start; the text is one line that says what to change."""
+
+
+class EngineDeadError(EngineError):
+    """The step loop's process is gone or stuck: the replica must be replaced."""
+
+
+class WarmUpError(EngineError):
+    """The engine failed on a made-up request, so it would fail on real ones."""
+
+
 class RequestError(EngineError):
     """One request can never be served here; the text is fit for a client."""
+
+
+class CreditError(EngineError):
+    """A gateway used or returned a credit that it does not hold: its connection is closed."""
 
 
 class RunnerError(EngineError):

@@ -15,7 +15,8 @@ import msgspec
 
 from engine.checkpoints.store import open_checkpoint
 from engine.config import EngineSpec
-from engine.credits import CreditError, CreditLedger
+from engine.credits import CreditLedger
+from engine.errors import CreditError, EngineDeadError, EngineStartError
 from engine.messages import (
     Demand,
     Draining,
@@ -28,7 +29,7 @@ from engine.messages import (
 )
 from engine.model_card import make_model_card
 from engine.rank_messages import FromGateway, GatewayGone, StepReport
-from engine.rank_process import EngineDeadError, EngineStartError, RankProcess
+from engine.rank_process import RankProcess
 from wire.connection import Connection
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed

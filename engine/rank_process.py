@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import EngineSpec
-from engine.errors import EngineError
+from engine.errors import EngineStartError
 from engine.rank_messages import Failed, RankCommand, RankEvent, Ready, StepReport
 from wire.connection import Connection, adopt
 from wire.errors import ConnectionClosed
@@ -25,14 +25,6 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[1]
 _PIPE_LIMITS = Limits(heartbeat_period_s=None)
 _EXIT_TIMEOUT_S = 5.0
 _POLL_S = 0.02
-
-
-class EngineStartError(EngineError):
-    """The engine could not start; the text is one line that says what to change."""
-
-
-class EngineDeadError(EngineError):
-    """The step loop's process is gone or stuck: the replica must be replaced."""
 
 
 class RankProcess:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from engine.checkpoints.errors import CheckpointError as CheckpointFolderError
 from engine.checkpoints.store import Checkpoint, open_checkpoint
 from engine.config import MIB, EngineConfig, EngineSpec
-from engine.errors import CheckpointError, EngineConfigError
+from engine.errors import EngineConfigError
 from engine.models.llama_config import LlamaConfig
 from engine.paced_runner import PacedRunner
 from engine.step import ModelRunner
@@ -49,10 +48,7 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
     `EngineConfigError` (context, memory or device don't fit), each in one line that says what to
     change.
     """
-    try:
-        checkpoint = open_checkpoint(spec.checkpoint, weights_sha256=spec.weights_sha256)
-    except CheckpointFolderError as error:
-        raise CheckpointError(str(error)) from error
+    checkpoint = open_checkpoint(spec.checkpoint, weights_sha256=spec.weights_sha256)
     config = spec.config
     model_config = LlamaConfig.from_hf(checkpoint.config)
     max_model_len = _resolve_max_model_len(config, model_config)

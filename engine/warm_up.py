@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from cache_tiers.keys import KeySalt, block_keys, root_key
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import EngineError
+from engine.errors import WarmUpError
 from engine.messages import EngineRequest, FinishReason, LoadView, SamplingParams
 
 _REQUEST_TIMEOUT_S = 600.0
 _NUM_DECODE_STEPS = 3
-
-
-class WarmUpError(EngineError):
-    """The engine failed on a made-up request, so it would fail on real ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
-"""What can go wrong with a checkpoint. Every message says what was wrong and what to do.
+"""What can go wrong with a checkpoint: the branch ``CheckpointError`` of ``engine.errors``.
 
-CheckpointError
-├── MissingCheckpoint      there is no checkpoint at this path
-├── CorruptCheckpoint      a file is truncated, malformed or not the one that was written
-├── HashMismatch           the content isn't the pinned one
-├── SourceUnavailable      the source can't be reached, doesn't exist or isn't understood
-├── UnsupportedCheckpoint  a sound file of a kind the engine can't run
-└── StoreUnavailable       the store's own folder can't be written
+Every message says what was wrong and what to do.
 """
 
+from engine.errors import CheckpointError
 
-class CheckpointError(Exception):
-    """Base of this package's errors."""
+__all__ = [
+    "CheckpointError",
+    "CorruptCheckpoint",
+    "HashMismatch",
+    "MissingCheckpoint",
+    "SourceUnavailable",
+    "StoreUnavailable",
+    "UnsupportedCheckpoint",
+]
 
 
 class MissingCheckpoint(CheckpointError):

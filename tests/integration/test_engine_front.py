@@ -25,6 +25,7 @@ from engine.checkpoints.errors import SourceUnavailable
 from engine.checkpoints.manifest import build_manifest, write_manifest
 from engine.checkpoints.pull import pull
 from engine.config import MIB, EngineConfig, EngineSpec, PacedConfig
+from engine.errors import EngineDeadError, EngineStartError
 from engine.front import MAX_GATEWAY_BACKLOG_BYTES, MAX_SILENCE_S, EngineFront
 from engine.messages import (
     Abort,
@@ -42,7 +43,6 @@ from engine.messages import (
     Submit,
     TokenDelta,
 )
-from engine.rank_process import EngineDeadError, EngineStartError
 from wire.connection import Connection, connect
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed

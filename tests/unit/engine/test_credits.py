@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.credits import CreditError, CreditLedger
+from engine.credits import CreditLedger
+from engine.errors import CreditError
 from engine.messages import LoadView
 
 IDLE = LoadView(prefill_tokens_per_s=1000.0)

@@ -4,10 +4,11 @@ import pytest
 
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
+from engine.errors import WarmUpError
 from engine.messages import EngineRequest, SamplingParams
 from engine.paced_runner import PacedRunner
 from engine.step import ModelRunner, StepPlan, StepResult
-from engine.warm_up import WarmUpError, WarmUpRound, warm_up, warm_up_rounds
+from engine.warm_up import WarmUpRound, warm_up, warm_up_rounds
 
 NUM_BLOCKS = 256
 CONFIG = EngineConfig(runner="paced", max_num_seqs=32, max_num_batched_tokens=128)
