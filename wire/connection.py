@@ -142,6 +142,9 @@ class Connection(asyncio.Protocol):
         # Not an assert: uvloop's transports have the methods, but not the class.
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
+        if self._close_reason is not None:  # the listener closed between accept and this call
+            transport.abort()
+            return
         if self._handshake is None:
             self._open()
             return

@@ -27,6 +27,7 @@ class Listener:
         self._limits = limits
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unopened: set[Connection] = set()
         self._endpoint: Endpoint | None = None
 
     @property
@@ -57,6 +58,8 @@ class Listener:
         """Stop accepting and end the handlers; each closes its connection."""
         for server in self._servers:
             server.close()
+        for connection in self._unopened.copy():  # or a handler would start after the end
+            connection.close("the listener closed")
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -65,7 +68,11 @@ class Listener:
             Path(self._endpoint.unix_path).unlink(missing_ok=True)  # noqa: ASYNC240
 
     def _accept(self) -> Connection:
-        return Connection(self._limits, Handshake(Role.SERVER, self._secret), self._start_handler)
+        handshake = Handshake(Role.SERVER, self._secret)
+        connection = Connection(self._limits, handshake, self._start_handler)
+        self._unopened.add(connection)
+        connection.opened.add_done_callback(lambda _: self._unopened.discard(connection))
+        return connection
 
     def _start_handler(self, connection: Connection) -> None:
         task = asyncio.get_running_loop().create_task(self._handle(connection))

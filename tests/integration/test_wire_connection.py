@@ -11,7 +11,8 @@ import pytest
 from wire.connection import Connection, adopt, connect
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed, WireError
-from wire.frames import encode_frame
+from wire.frames import HEADER_BYTES, encode_frame
+from wire.handshake import Handshake, Role
 from wire.limits import Limits
 from wire.listener import ConnectionHandler, Listener, listen
 from wire.pipe import SyncPipe
@@ -19,6 +20,7 @@ from wire.pipe import SyncPipe
 pytestmark = pytest.mark.integration
 
 SECRET = b"the secret of the cluster"
+HELLO_FRAME_BYTES = len(encode_frame(Handshake(Role.CLIENT, SECRET).hello()))
 QUICK = Limits(heartbeat_period_s=0.02, heartbeat_timeout_s=0.2, handshake_timeout_s=0.3)
 
 
@@ -193,6 +195,25 @@ async def test_closing_the_listener_ends_its_connections() -> None:
     async with listening(echo) as listener:
         connection = await connect(listener.endpoint, secret=SECRET)
     assert await reason_of_end(connection) == "the peer closed the connection"
+
+
+async def test_a_closed_listener_starts_no_handler_for_a_late_handshake() -> None:
+    served: list[Connection] = []
+
+    async def handler(connection: Connection) -> None:
+        served.append(connection)
+
+    client = Handshake(Role.CLIENT, SECRET)
+    async with listening(handler) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.endpoint.port)
+        server_hello = (await reader.readexactly(HELLO_FRAME_BYTES))[HEADER_BYTES:]
+    writer.write(encode_frame(client.hello()) + encode_frame(client.receive(server_hello) or b""))
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 2) == b"", "the listener went on shaking hands"
+    assert served == []
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def test_a_socket_pair_joins_an_event_loop_and_a_plain_loop() -> None:
