@@ -4,7 +4,6 @@ from ray import serve
 from starlette.requests import Request
 
 
-@serve.deployment
 class Echo:
     """Answers any request."""
 
@@ -12,4 +11,4 @@ class Echo:
         return request.url.path
 
 
-app = Echo.bind()
+app = serve.deployment(Echo).bind()
