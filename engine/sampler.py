@@ -48,15 +48,17 @@ class Sampler:
         """One token per row of ``logits`` [num_rows, vocab_size].
 
         ``positions`` are those that the new tokens will have. ``rescore`` decides between the
-        likeliest tokens where ``logits`` are too coarse to. Raises `RunnerError` on NaN logits:
-        the whole step fails, for where one row is NaN the KV that later steps read is not to be
+        likeliest tokens where ``logits`` are too coarse to. Raises `RunnerError` on NaN or
+        infinite logits: the whole step fails, for the KV that later steps read is not to be
         trusted either.
         """
         best, best_ids = logits.topk(min(_NUM_RESCORED, logits.shape[-1]), dim=-1)
-        is_bad = best[:, 0].isnan()
+        is_bad = ~best[:, 0].isfinite()
         if is_bad.any():
             num_bad = int(is_bad.sum())
-            raise RunnerError(f"the model computed NaN logits for {num_bad} of {len(slots)} rows.")
+            raise RunnerError(
+                f"the model computed NaN or infinite logits for {num_bad} of {len(slots)} rows."
+            )
         if rescore is not None and logits.dtype is not torch.float32:
             best_ids = best_ids.gather(-1, rescore(best_ids).argmax(dim=-1, keepdim=True))
         tokens: NDArray[np.int64] = best_ids[:, 0].cpu().numpy().copy()

@@ -101,10 +101,12 @@ def test_seeds_and_positions_give_independent_uniform_numbers() -> None:
     assert 0 <= largest[0] < 1
 
 
-def test_nan_logits_fail_the_step() -> None:
-    sampler = make_sampler(*[SamplingParams(1, temperature=0.0)] * 2)
-    logits = torch.tensor([[0.0, 1.0], [0.0, torch.nan]])
-    with pytest.raises(RunnerError, match="NaN logits for 1 of 2"):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("row", [[0.0, torch.nan], [0.0, torch.inf], [-torch.inf, -torch.inf]])
+def test_logits_that_are_not_finite_fail_the_step(row: list[float], temperature: float) -> None:
+    sampler = make_sampler(*[SamplingParams(1, temperature=temperature)] * 2)
+    logits = torch.tensor([[0.0, 1.0], row])
+    with pytest.raises(RunnerError, match="NaN or infinite logits for 1 of 2"):
         sampler.sample(logits, np.array([0, 1]), np.array([1, 1]))
 
 
