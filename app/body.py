@@ -1,12 +1,16 @@
 """Reads a request's body, bounded, and parses its JSON. Must not know what the JSON means."""
 
+import asyncio
 import json
 from typing import Any
 
 import orjson
 from starlette.types import Message, Receive, Scope
 
-from app.errors import BodyTooLargeError, InvalidRequestError
+from app.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError
+
+BODY_TIMEOUT_S = 60.0
+"""A client that takes longer to send its body holds one of the gateway's places for nothing."""
 
 _MAX_DRAINED_BYTES = 64 * 1024 * 1024
 """Thrown away of a body that is too large: a client that is still sending misses the answer."""
@@ -16,8 +20,22 @@ class ClientGoneError(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes:
-    """The whole body. Raises ``BodyTooLargeError`` as soon as it is known to be over the limit."""
+async def read_body(
+    scope: Scope, receive: Receive, max_body_bytes: int, timeout_s: float = BODY_TIMEOUT_S
+) -> bytes:
+    """The whole body.
+
+    Raises ``BodyTooLargeError`` as soon as it is known to be over the limit, ``BodyTimeoutError``
+    when it is not there in time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(scope, receive, max_body_bytes)
+    except TimeoutError as error:
+        raise BodyTimeoutError(timeout_s) from error
+
+
+async def _read(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes:
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > max_body_bytes:

@@ -103,6 +103,17 @@ class BodyTooLargeError(ApiError):
         super().__init__(f"The request body is larger than the limit of {max_body_bytes} bytes.")
 
 
+class BodyTimeoutError(ApiError):
+    """The client did not send its body in time."""
+
+    status = 408
+    type = "timeout_error"
+    default_code = "request_timeout"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The request body did not arrive within {timeout_s:g} seconds.")
+
+
 class OverloadedError(ApiError):
     """No capacity now; worth another try after ``retry_after_s``."""
 
