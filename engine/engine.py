@@ -61,6 +61,8 @@ class Engine:
         self._live: dict[str, Sequence] = {}
         """Every request that has not had its last delta, in order of arrival."""
         self._deltas: list[TokenDelta] = []
+        self.num_failed_steps = 0
+        """Since the last one that did what was planned."""
 
     @property
     def has_work(self) -> bool:
@@ -110,7 +112,9 @@ class Engine:
                 advanced = self._scheduler.commit(plan, result)
                 self._deliver(advanced)
                 self._record(plan, self._clock() - started_s)
+                self.num_failed_steps = 0
         except Exception as error:
+            self.num_failed_steps += 1
             self._fail_all(error)
         deltas, self._deltas = self._deltas, []
         return StepOutput(deltas, self._blocks.take_events(), self._load_view())

@@ -10,7 +10,7 @@ EngineError
 │   └── StoreUnavailable       the store's own folder can't be written
 ├── EngineConfigError          the configuration does not fit this model or this machine
 ├── EngineStartError           the step loop's process could not start
-├── EngineDeadError            the step loop's process is gone or stuck
+├── EngineDeadError            the step loop is gone, stuck or fails every step
 ├── WarmUpError                a made-up request failed, so real ones would
 ├── RequestError               one request can never be served here
 ├── CreditError                a gateway used or returned a credit that it does not hold
@@ -38,7 +38,7 @@ class EngineStartError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The step loop's process is gone or stuck: the replica must be replaced."""
+    """The step loop is gone, stuck or fails every step: the replica must be replaced."""
 
 
 class WarmUpError(EngineError):

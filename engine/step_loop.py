@@ -10,12 +10,16 @@ from collections import defaultdict
 import msgspec
 
 from engine.engine import Engine, StepOutput
+from engine.errors import EngineDeadError
 from engine.messages import Abort, FinishReason, StepFrame, Submit, TokenDelta
 from engine.rank_messages import GatewayGone, RankCommand, SourceFrame, StepReport
 from wire.pipe import SyncPipe
 
 IDLE_POLL_S = 1.0
 """An idle loop shows this often that it lives."""
+MAX_FAILED_STEPS = 5
+"""One after the other: then it is not the requests. An engine that fails at once looks idle to
+routers and would draw ever more requests, so it ends."""
 
 
 class StepLoop:
@@ -32,7 +36,10 @@ class StepLoop:
         self._decode_message = msgspec.msgpack.Decoder(Submit | Abort).decode
 
     def run(self) -> None:
-        """Go round until the pipe closes, which raises ``ConnectionClosed``."""
+        """Go round until the pipe closes, which raises ``ConnectionClosed``.
+
+        Raises ``EngineDeadError`` when every step fails.
+        """
         while True:
             self.turn()
 
@@ -42,6 +49,8 @@ class StepLoop:
             self._apply(self._decode_command(frame))
         if self._engine.has_work or self._refused:
             self._pipe.send(self._encode(self._report(self._engine.step())))
+            if self._engine.num_failed_steps >= MAX_FAILED_STEPS:
+                raise EngineDeadError(f"{MAX_FAILED_STEPS} steps failed one after the other")
         else:
             self._pipe.send_heartbeat()
 

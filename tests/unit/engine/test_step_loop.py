@@ -7,6 +7,7 @@ import pytest
 
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
+from engine.errors import EngineDeadError
 from engine.messages import (
     Abort,
     EngineRequest,
@@ -19,7 +20,8 @@ from engine.messages import (
 )
 from engine.paced_runner import PacedRunner
 from engine.rank_messages import FromGateway, GatewayGone, RankCommand, RankEvent, StepReport
-from engine.step_loop import StepLoop
+from engine.step import ModelRunner, StepPlan, StepResult
+from engine.step_loop import MAX_FAILED_STEPS, StepLoop
 from wire.errors import ConnectionClosed
 from wire.pipe import SyncPipe
 
@@ -28,11 +30,28 @@ CONFIG = EngineConfig(runner="paced", max_num_seqs=8)
 
 
 @dataclass
+class Breakable:
+    """A runner that fails as long as a test says so."""
+
+    inner: ModelRunner
+    is_broken: bool = False
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self.is_broken:
+            raise RuntimeError("the device is gone")
+        return self.inner.execute(plan)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
 class Bench:
     """A step loop, and the front's end of its pipe."""
 
     loop: StepLoop
     engine: Engine
+    runner: Breakable
     front: SyncPipe
 
     def send(self, command: RankCommand) -> None:
@@ -43,6 +62,9 @@ class Bench:
 
     def turn(self) -> StepReport:
         self.loop.turn()
+        return self.last_report()
+
+    def last_report(self) -> StepReport:
         [frame] = self.front.poll(1)
         report = msgspec.msgpack.decode(frame, type=RankEvent)
         assert isinstance(report, StepReport)
@@ -63,7 +85,7 @@ def submit(request_id: str, max_tokens: int = 100) -> Submit:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    runner = PacedRunner(
+    paced = PacedRunner(
         PacedConfig(),
         num_blocks=NUM_BLOCKS,
         block_size_tokens=CONFIG.block_size_tokens,
@@ -71,10 +93,11 @@ def bench() -> Iterator[Bench]:
         eos_token_ids=[0],
         sleep=lambda _: None,
     )
+    runner = Breakable(paced)
     engine = Engine(CONFIG, num_blocks=NUM_BLOCKS, max_model_len=512, vocab_size=100, runner=runner)
     theirs, ours = socket.socketpair()
     pipe, front = SyncPipe(theirs), SyncPipe(ours)
-    yield Bench(StepLoop(engine, pipe), engine, front)
+    yield Bench(StepLoop(engine, pipe), engine, runner, front)
     engine.check_integrity()
     front.close()
     pipe.close()
@@ -124,6 +147,25 @@ def test_a_gateway_that_went_takes_its_requests_along_within_one_step(bench: Ben
     report = bench.turn()
     assert {f.source: f.num_finished for f in report.frames} == {1: 2, 2: 0}
     assert report.load.num_running == 1
+
+
+def test_a_step_that_fails_now_and_then_ends_its_requests_only(bench: Bench) -> None:
+    for number in range(2 * MAX_FAILED_STEPS):
+        bench.runner.is_broken = number % MAX_FAILED_STEPS > 0
+        bench.say(1, submit(f"r{number}", max_tokens=1))
+        reason = deltas_of(bench.turn())[1][0].finish_reason
+        assert reason is (FinishReason.ERROR if bench.runner.is_broken else FinishReason.LENGTH)
+
+
+def test_a_loop_whose_every_step_fails_ends_after_its_last_report(bench: Bench) -> None:
+    bench.runner.is_broken = True
+    for number in range(MAX_FAILED_STEPS - 1):
+        bench.say(1, submit(f"r{number}"))
+        bench.turn()
+    bench.say(1, submit("last"))
+    with pytest.raises(EngineDeadError, match="steps failed one after the other"):
+        bench.loop.turn()
+    assert bench.last_report().frames[0].num_finished == 1
 
 
 def test_a_closed_pipe_ends_the_loop(bench: Bench) -> None:
