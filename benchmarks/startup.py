@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import yaml
 
 from benchmarks.machine import REPOSITORY
 from benchmarks.result import BenchmarkResult, CaseResult, paired_ratio
+from benchmarks.statistics import MIN_PAIRS
 from deployments.local_serve import LocalServe
 
 QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
@@ -76,6 +77,23 @@ def measure(contestant: Contestant) -> float:
         return time.monotonic() - started_s
 
 
+def measure_pairs(
+    ours: Contestant,
+    bare: Contestant,
+    num_pairs: int,
+    measure: Callable[[Contestant], float] = measure,
+) -> tuple[list[float], list[float]]:
+    """Seconds of both, pair by pair; who goes first changes, as the second finds a warm machine."""
+    ours_s: list[float] = []
+    echo_s: list[float] = []
+    for pair in range(num_pairs):
+        turns = [(ours, ours_s), (bare, echo_s)]
+        for contestant, seconds in reversed(turns) if pair % 2 else turns:
+            seconds.append(measure(contestant))
+        print(f"pair {pair + 1}: Headwater {ours_s[-1]:.1f} s, bare Serve {echo_s[-1]:.1f} s")
+    return ours_s, echo_s
+
+
 def _is_answered(request: urllib.request.Request) -> bool:
     try:
         with urllib.request.urlopen(request, timeout=30.0) as response:  # noqa: S310  our own URL
@@ -106,19 +124,20 @@ def results_of(ours_s: Sequence[float], echo_s: Sequence[float]) -> list[CaseRes
     ]
 
 
-def main() -> None:
+def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="result file")
-    parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs, at least 5")
-    args = parser.parse_args()
-    ours_s: list[float] = []
-    echo_s: list[float] = []
+    parser.add_argument("--pairs", type=int, default=MIN_PAIRS, help="interleaved A/B pairs")
+    args = parser.parse_args(argv)
+    if args.pairs < MIN_PAIRS:
+        parser.error(f"--pairs must be at least {MIN_PAIRS}")
+    return args
+
+
+def main() -> None:
+    args = parse_options()
     with tempfile.TemporaryDirectory() as folder:
-        bare, ours = echo(Path(folder)), quickstart()
-        for pair in range(args.pairs):
-            echo_s.append(measure(bare))
-            ours_s.append(measure(ours))
-            print(f"pair {pair + 1}: Headwater {ours_s[-1]:.1f} s, bare Serve {echo_s[-1]:.1f} s")
+        ours_s, echo_s = measure_pairs(quickstart(), echo(Path(folder)), args.pairs)
     BenchmarkResult.of_this_machine(
         name="startup",
         config={"pairs": args.pairs, "file": str(QUICKSTART.relative_to(REPOSITORY))},
