@@ -15,6 +15,8 @@ from benchmarks.engine_cases import CASES, Case, EngineDriver, EngineFailure, Me
 from benchmarks.matrix_work import MatrixWork
 from benchmarks.result import BenchmarkResult, CaseResult
 from benchmarks.statistics import percentile
+from deployments.environment import headwater_home
+from engine.checkpoints.store import checkpoint_path
 from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine
 from engine.errors import EngineError
@@ -22,7 +24,7 @@ from engine.layers.linear import can_pack
 from engine.models.llama_config import LlamaConfig
 from engine.runner import create_runner
 
-_DEFAULT_CHECKPOINT = Path.home() / ".cache/headwater/models/smollm2-135m-instruct"
+_MODEL = "smollm2-135m-instruct"
 _SEED = 0
 
 
@@ -62,7 +64,12 @@ def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--weight-layout", choices=["auto", "mapped", "packed"], default="auto")
-    parser.add_argument("--checkpoint", type=Path, default=_DEFAULT_CHECKPOINT, help="its folder")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=checkpoint_path(headwater_home(), _MODEL),
+        help="the model's folder",
+    )
     parser.add_argument(
         "--case", action="append", choices=[case.name for case in CASES], help="only this one"
     )
