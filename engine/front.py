@@ -130,7 +130,7 @@ class EngineFront:
                 on_connection=self._serve,
                 limits=Limits(
                     max_frame_bytes=_MAX_GATEWAY_FRAME_BYTES,
-                    max_send_queue_bytes=len(self._card) + self._max_gateway_backlog_bytes
+                    max_send_queue_bytes=len(self._card) + self._max_gateway_backlog_bytes,
                 ),
             )
         except (OSError, ValueError) as error:
