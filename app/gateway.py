@@ -44,7 +44,7 @@ class Gateway:
             dispatcher.reconfigure(config)
         for route in config.models:
             self._dispatcher(route.name)
-        for model in self._memberships.keys() - self._model_of.keys():
+        for model in self._memberships.keys() - {route.name for route in config.models}:
             self._memberships[model].set_addresses({})
 
     def set_engines(self, model: str, addresses: Mapping[str, EngineAddress]) -> None:

@@ -98,6 +98,13 @@ async def test_a_model_that_is_taken_out_lets_its_engines_go(make_edge: MakeEdge
     assert (await edge.chat()).status_code == 404
 
 
+async def test_a_model_whose_name_becomes_an_alias_lets_its_engines_go(make_edge: MakeEdge) -> None:
+    engine = FakeEngine()
+    edge = await make_edge(engine)
+    edge.gateway.reconfigure(GatewayConfig(models=(ModelRoute(name="new", aliases=("m",)),)))
+    await until(lambda: not engine.is_accepting)
+
+
 async def test_every_response_has_ids_and_its_time(make_edge: MakeEdge) -> None:
     edge = await make_edge(FakeEngine(reply="ok"))
     responses: list[httpx.Response] = [
