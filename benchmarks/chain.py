@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -29,7 +30,7 @@ from engine.config import EngineSpec
 from engine.errors import CheckpointError
 
 TIMEOUT_S = 120.0
-CASES = {1: 12, 16: 96}
+CASES = {1: 8, 16: 64}
 """Concurrency to requests of one run."""
 
 
@@ -45,11 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         offline = _Offline(OfflineFleet(spec, model.args.num_replicas), checkpoint, workload)
         target = parse_target(options.url, model=spec.model, api_key=None, allow_remote=False)
-        server = Server(target)
         try:
-            cases = asyncio.run(_measure(server, offline, workload, options.pairs))
+            cases = asyncio.run(_measure(Server(target), offline, workload, options.pairs))
         finally:
-            server.close()
             offline.fleet.close()
         BenchmarkResult.of_this_machine(
             name="chain",
@@ -73,6 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One side of a pair."""
+
+    tokens_per_s: float
+    ttft_ms: float
+    """Median."""
+
+
 class _Offline:
     """The engines without a server, asked the same as the server."""
 
@@ -82,8 +90,8 @@ class _Offline:
         self._workload = workload
         self._tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
 
-    def run(self, run: str, concurrency: int, num_requests: int) -> tuple[float, float]:
-        """Output tokens/s and the median TTFT in ms."""
+    def run(self, run: str, concurrency: int, num_requests: int) -> _Run:
+        """Requests split evenly over the engines."""
         prompts = [
             self._tokenizer.apply_chat_template(
                 [{"role": "user", "content": make_prompt(self._workload, run, index)}],
@@ -107,48 +115,66 @@ class _Offline:
         duration_s = max(o.end_s for o in outcomes) - min(o.start_s for o in outcomes)
         ttfts_s = [ttft_s for outcome in outcomes for ttft_s in outcome.ttfts_s]
         num_tokens = sum(outcome.num_tokens for outcome in outcomes)
-        return num_tokens / duration_s, percentile(ttfts_s, 50.0) * 1e3
+        return _Run(num_tokens / duration_s, percentile(ttfts_s, 50.0) * 1e3)
 
 
 async def _measure(
     server: Server, offline: _Offline, workload: Workload, num_pairs: int
 ) -> list[CaseResult]:
-    await server.warm_up(workload, 32, TIMEOUT_S)
     cases: list[CaseResult] = []
-    for concurrency, num_requests in CASES.items():
-        load = ClosedLoop(concurrency, num_requests, TIMEOUT_S)
-        speeds: list[tuple[float, float]] = []
-        ttfts: list[tuple[float, float]] = []
-        for pair in range(num_pairs):
-            run = f"{concurrency}/{pair}"
-            if pair % 2:
-                bare = offline.run(run, concurrency, num_requests)
-            served = {case.case: case.value for case in await server.run(load, workload, run=run)}
-            if not pair % 2:
-                bare = offline.run(run, concurrency, num_requests)
-            speeds.append((served["output_tokens_per_s"], bare[0]))
-            ttfts.append((served["ttft_p50"], bare[1]))
-        cases += _summarize(concurrency, speeds, ttfts)
+    try:
+        await server.warm_up(workload, 32, TIMEOUT_S)
+        for concurrency, num_requests in CASES.items():
+            pairs = [
+                await _measure_pair(server, offline, workload, concurrency, num_requests, pair)
+                for pair in range(num_pairs)
+            ]
+            cases += _summarize(concurrency, pairs)
+    finally:
+        server.close()
     return cases
 
 
-def _summarize(
-    concurrency: int, speeds: list[tuple[float, float]], ttfts: list[tuple[float, float]]
-) -> list[CaseResult]:
-    pairs = {"output_tokens_per_s": (speeds, "tok/s"), "ttft_p50": (ttfts, "ms")}
-    cases = [
-        CaseResult(
+async def _measure_pair(
+    server: Server,
+    offline: _Offline,
+    workload: Workload,
+    concurrency: int,
+    num_requests: int,
+    pair: int,
+) -> tuple[_Run, _Run]:
+    """The same requests served and offline; which goes first alternates."""
+    run = f"{concurrency}/{pair}"
+    if pair % 2:
+        bare = offline.run(run, concurrency, num_requests)
+    load = ClosedLoop(concurrency, num_requests, TIMEOUT_S)
+    cases = {case.case: case.value for case in await server.run(load, workload, run=run)}
+    served = _Run(cases["output_tokens_per_s"], cases["ttft_p50"])
+    if not pair % 2:
+        bare = offline.run(run, concurrency, num_requests)
+    print(f"concurrency {concurrency}, pair {pair + 1}: {served} {bare}", file=sys.stderr)
+    return served, bare
+
+
+def _summarize(concurrency: int, pairs: Sequence[tuple[_Run, _Run]]) -> list[CaseResult]:
+    def compare(name: str, unit: str, served: list[float], bare: list[float]) -> CaseResult:
+        return CaseResult(
             case=f"c{concurrency}_{name}",
-            value=percentile([served for served, _ in values], 50.0),
+            value=percentile(served, 50.0),
             unit=unit,
             peer="engine offline",
-            peer_value=percentile([bare for _, bare in values], 50.0),
-            ratio=paired_ratio([served for served, _ in values], [bare for _, bare in values]),
+            peer_value=percentile(bare, 50.0),
+            ratio=paired_ratio(served, bare),
         )
-        for name, (values, unit) in pairs.items()
-    ]
+
+    speeds = [[side.tokens_per_s for side in pair] for pair in pairs]
+    ttfts = [[side.ttft_ms for side in pair] for pair in pairs]
     added_ms = percentile([served - bare for served, bare in ttfts], 50.0)
-    return [*cases, CaseResult(case=f"c{concurrency}_ttft_p50_added", value=added_ms, unit="ms")]
+    return [
+        compare("output_tokens_per_s", "tok/s", [s for s, _ in speeds], [b for _, b in speeds]),
+        compare("ttft_p50", "ms", [s for s, _ in ttfts], [b for _, b in ttfts]),
+        CaseResult(case=f"c{concurrency}_ttft_p50_added", value=added_ms, unit="ms"),
+    ]
 
 
 def _model_of(path: Path) -> ModelSection:
