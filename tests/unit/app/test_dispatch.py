@@ -1,82 +1,22 @@
-"""From a waiting request to an engine, with engines in the test's hand and a clock that it sets."""
+"""From a waiting request to an engine, and what becomes of it there."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from app.config import GatewayConfig
-from app.dispatch import MAX_ATTEMPTS, TICK_S, Dispatcher
-from app.errors import ApiError, EngineError, ModelLoadingError, OverloadedError
-from app.queue import Job
-from app.tokenization import Prompt
-from cache_tiers.keys import BlockKey, block_keys
-from engine.messages import CacheEvents, FinishReason, LoadView, SamplingParams, TokenDelta
-from tests.unit.app.fakes import FakeEngine, make_card, until
-
-
-@dataclass(eq=False)
-class Recorder:
-    """An ``Answer`` that remembers."""
-
-    deltas: list[TokenDelta] = field(default_factory=list)
-    error: ApiError | None = None
-
-    def on_delta(self, delta: TokenDelta) -> None:
-        self.deltas.append(delta)
-
-    def fail(self, error: ApiError) -> None:
-        self.error = error
-
-
-@dataclass(eq=False)
-class Bench:
-    """A dispatcher, its clock and the jobs a test sends."""
-
-    dispatcher: Dispatcher
-    now_s: float = 100.0
-    num_jobs: int = 0
-
-    def add(self, *engines: FakeEngine) -> None:
-        for engine in engines:
-            engine.listener = self.dispatcher
-            self.dispatcher.add_engine(engine)
-
-    def send(self, num_tokens: int = 20, *, token: int = 7, model: str = "m") -> Job:
-        self.num_jobs += 1
-        root = BlockKey(make_card(model=model).root_key)
-        token_ids = [token] * num_tokens
-        job = Job(
-            request_id=f"r{self.num_jobs}",
-            prompt=Prompt(token_ids, root, list[bytes](block_keys(root, token_ids, 16))),
-            sampling=SamplingParams(max_tokens=5),
-            answer=Recorder(),
-            arrived_s=self.now_s + self.num_jobs / 1000,
-            deadline_s=self.now_s + 600,
-        )
-        self.dispatcher.enqueue(job)
-        return job
-
-
-def answer_of(job: Job) -> Recorder:
-    assert isinstance(job.answer, Recorder)
-    return job.answer
+from app.dispatch import MAX_ATTEMPTS
+from app.errors import EngineError, ModelLoadingError, OverloadedError
+from engine.messages import FinishReason, LoadView
+from tests.unit.app.dispatch_bench import Bench, answer_of, dispatch_bench, waiting
+from tests.unit.app.fakes import FakeEngine, until
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    config = GatewayConfig(max_queue_len=4, max_queue_wait_s=10)
-    bench = Bench(dispatcher=None)  # type: ignore[arg-type]
-    bench.dispatcher = Dispatcher("m", config, clock=lambda: bench.now_s)
-    yield bench
-    await bench.dispatcher.close()
-
-
-def waiting(engine_id: str) -> FakeEngine:
-    """An engine that has granted nothing yet."""
-    return FakeEngine(engine_id, num_credits=0)
+    async with dispatch_bench() as bench:
+        yield bench
 
 
 async def test_a_request_waits_for_a_credit_and_announces_its_demand(bench: Bench) -> None:
@@ -136,37 +76,6 @@ async def test_who_waits_too_long_gets_504_and_leaves_the_queue(bench: Bench) ->
     assert engine.demands[-1] == 0
     engine.grant()
     assert not engine.requests
-
-
-async def test_after_half_the_wait_a_request_takes_any_engines_credit(bench: Bench) -> None:
-    """Without that, it would stand behind those that came later but chose the free engine."""
-    slow, fast = waiting("slow"), waiting("fast")
-    fast.load = LoadView(num_running=50, step_time_s=1.0)
-    bench.add(slow, fast)
-    old = bench.send()
-    assert old.engine_id == "slow"
-    bench.now_s += 5.1
-    fast.load, slow.load = slow.load, fast.load
-    young = bench.send()
-    assert young.engine_id == "fast"
-    old_choice = old.engine_id
-    fast.grant()
-    assert list(fast.requests) == [old.request_id], old_choice
-    assert slow.demands == [1, 0]
-    assert fast.num_wanted == 1, "the engine forgot the one that still waits for it"
-    fast.grant()
-    assert young.request_id in fast.requests
-
-
-async def test_a_waiting_request_is_chosen_again_when_loads_change(bench: Bench) -> None:
-    a, b = waiting("a"), waiting("b")
-    b.load = LoadView(num_running=5, step_time_s=1.0)
-    bench.add(a, b)
-    job = bench.send()
-    assert job.engine_id == "a"
-    a.load, b.load = LoadView(num_running=50, step_time_s=1.0), LoadView()
-    await until(lambda: job.engine_id == "b")
-    assert (a.demands, b.demands) == ([1, 0], [1])
 
 
 @pytest.mark.parametrize("leave", ["lose", "drain", "retire"])
@@ -273,50 +182,15 @@ async def test_a_retired_engine_finishes_what_runs_and_is_closed(bench: Bench) -
     assert len(bench.dispatcher.fleet) == 0
 
 
-async def test_equal_prefixes_go_to_the_same_engine_and_others_spread(bench: Bench) -> None:
-    engines = {name: FakeEngine(name) for name in ("a", "b")}
-    bench.add(*engines.values())
-    first = bench.send(600, token=1)
-    for engine in engines.values():
-        engine.step(LoadView(num_blocks=1000, num_free_blocks=1000))
-    same, different = bench.send(600, token=1), bench.send(600, token=2)
-    assert same.engine_id == first.engine_id
-    assert different.engine_id != first.engine_id
-
-
-async def test_what_was_just_sent_weighs_before_the_engine_says_so(bench: Bench) -> None:
-    bench.add(FakeEngine("a"), FakeEngine("b"))
-    long = bench.send(600, token=1)
-    short = [bench.send(20, token=2), bench.send(20, token=3)]
-    assert long.engine_id not in {job.engine_id for job in short}
-
-
-async def test_a_waiting_request_does_not_move_between_equal_engines(bench: Bench) -> None:
-    engines = [waiting("a"), waiting("b")]
-    bench.add(*engines)
-    bench.send()
-    await asyncio.sleep(3.5 * TICK_S)
-    assert sorted(engine.demands for engine in engines) == [[], [1]]
-
-
-async def test_an_evicted_prefix_attracts_no_more(bench: Bench) -> None:
-    engines = {name: FakeEngine(name) for name in ("a", "b")}
-    bench.add(*engines.values())
-    first = bench.send(600, token=1)
-    assert first.engine_id is not None
-    engine = engines[first.engine_id]
-    engine.step(
-        LoadView(num_running=1, step_time_s=0.1), CacheEvents(1, [], first.prompt.index_keys)
-    )
-    assert bench.send(600, token=1).engine_id != first.engine_id
-
-
-async def test_a_prompt_made_for_other_weights_goes_to_no_engine(bench: Bench) -> None:
-    engine = FakeEngine("a")
-    bench.add(engine)
-    job = bench.send(model="another")
-    assert job.engine_id is None
-    assert not engine.requests
+async def test_who_waits_past_the_deadline_gets_504_before_the_longest_wait(bench: Bench) -> None:
+    bench.add(waiting("a"))
+    job = bench.send()
+    job.deadline_s = bench.now_s + 1
+    bench.now_s += 1.5
+    await until(lambda: answer_of(job).error is not None)
+    error = answer_of(job).error
+    assert error is not None
+    assert error.status == 504
 
 
 async def test_closing_ends_what_is_open(bench: Bench) -> None:

@@ -26,7 +26,8 @@ def bearer(key: str) -> dict[str, str]:
 async def test_every_route_but_health_asks_for_the_key(make_edge: MakeEdge, stored: str) -> None:
     edge = await make_edge(FakeEngine(reply="ok"), api_keys=["another", stored])
     for path in PATHS:
-        for headers in ({}, bearer("wrong"), {"authorization": KEY}, bearer("")):
+        other_scheme = {"authorization": f"Basic {KEY}"}
+        for headers in ({}, bearer("wrong"), {"authorization": KEY}, bearer(""), other_scheme):
             response = await edge.http.get(path, headers=headers)
             assert response.status_code == 401, path
             assert response.json()["error"]["code"] == "invalid_api_key"

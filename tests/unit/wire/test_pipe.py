@@ -71,3 +71,16 @@ def test_the_end_of_the_stream_is_told_after_the_last_frame(sockets: Pair) -> No
     with pytest.raises(ConnectionClosed):
         pipe.poll(1)
     pipe.close()
+
+
+def test_half_a_frame_does_not_end_the_wait_for_the_whole(sockets: Pair) -> None:
+    left, right = sockets
+    pipe = SyncPipe(right)
+    frame = encode_frame(b"whole")
+    left.send(frame[:6])
+    started_s = time.monotonic()
+    assert pipe.poll(0.05) == []
+    assert time.monotonic() - started_s >= 0.05
+    left.send(frame[6:])
+    assert pipe.poll(1) == [b"whole"]
+    pipe.close()

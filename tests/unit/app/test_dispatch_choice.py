@@ -1,0 +1,104 @@
+"""Which engine a request waits for and goes to, as loads and prefixes change."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.dispatch import TICK_S
+from engine.messages import CacheEvents, LoadView
+from tests.unit.app.dispatch_bench import Bench, dispatch_bench, waiting
+from tests.unit.app.fakes import FakeEngine, until
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with dispatch_bench() as bench:
+        yield bench
+
+
+async def test_after_half_the_wait_a_request_takes_any_engines_credit(bench: Bench) -> None:
+    """Without that, it would stand behind those that came later but chose the free engine."""
+    slow, fast = waiting("slow"), waiting("fast")
+    fast.load = LoadView(num_running=50, step_time_s=1.0)
+    bench.add(slow, fast)
+    old = bench.send()
+    assert old.engine_id == "slow"
+    bench.now_s += 5.1
+    fast.load, slow.load = slow.load, fast.load
+    young = bench.send()
+    assert young.engine_id == "fast"
+    old_choice = old.engine_id
+    fast.grant()
+    assert list(fast.requests) == [old.request_id], old_choice
+    assert slow.demands == [1, 0]
+    assert fast.num_wanted == 1, "the engine forgot the one that still waits for it"
+    fast.grant()
+    assert young.request_id in fast.requests
+
+
+async def test_a_waiting_request_is_chosen_again_when_loads_change(bench: Bench) -> None:
+    a, b = waiting("a"), waiting("b")
+    b.load = LoadView(num_running=5, step_time_s=1.0)
+    bench.add(a, b)
+    job = bench.send()
+    assert job.engine_id == "a"
+    a.load, b.load = LoadView(num_running=50, step_time_s=1.0), LoadView()
+    await until(lambda: job.engine_id == "b")
+    assert (a.demands, b.demands) == ([1, 0], [1])
+
+
+async def test_equal_prefixes_go_to_the_same_engine_and_others_spread(bench: Bench) -> None:
+    engines = {name: FakeEngine(name) for name in ("a", "b")}
+    bench.add(*engines.values())
+    first = bench.send(600, token=1)
+    for engine in engines.values():
+        engine.step(LoadView(num_blocks=1000, num_free_blocks=1000))
+    same, different = bench.send(600, token=1), bench.send(600, token=2)
+    assert same.engine_id == first.engine_id
+    assert different.engine_id != first.engine_id
+
+
+async def test_what_was_just_sent_weighs_before_the_engine_says_so(bench: Bench) -> None:
+    bench.add(FakeEngine("a"), FakeEngine("b"))
+    long = bench.send(600, token=1)
+    short = [bench.send(20, token=2), bench.send(20, token=3)]
+    assert long.engine_id not in {job.engine_id for job in short}
+
+
+async def test_a_waiting_request_does_not_move_between_equal_engines(bench: Bench) -> None:
+    engines = [waiting("a"), waiting("b")]
+    bench.add(*engines)
+    bench.send()
+    await asyncio.sleep(3.5 * TICK_S)
+    assert sorted(engine.demands for engine in engines) == [[], [1]]
+
+
+async def test_a_waiting_request_does_not_count_as_its_own_competitor(bench: Bench) -> None:
+    engines = [waiting("a"), waiting("b")]
+    for engine in engines:
+        engine.load = LoadView(step_time_s=1.0)
+    bench.add(*engines)
+    bench.send()
+    await asyncio.sleep(3.5 * TICK_S)
+    assert sorted(engine.demands for engine in engines) == [[], [1]]
+
+
+async def test_an_evicted_prefix_attracts_no_more(bench: Bench) -> None:
+    engines = {name: FakeEngine(name) for name in ("a", "b")}
+    bench.add(*engines.values())
+    first = bench.send(600, token=1)
+    assert first.engine_id is not None
+    engine = engines[first.engine_id]
+    engine.step(
+        LoadView(num_running=1, step_time_s=0.1), CacheEvents(1, [], first.prompt.index_keys)
+    )
+    assert bench.send(600, token=1).engine_id != first.engine_id
+
+
+async def test_a_prompt_made_for_other_weights_goes_to_no_engine(bench: Bench) -> None:
+    engine = FakeEngine("a")
+    bench.add(engine)
+    job = bench.send(model="another")
+    assert job.engine_id is None
+    assert not engine.requests
