@@ -22,6 +22,8 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     bytes: int
     sha256: str
+    mtime_ns: int = 0
+    """When it was written: a file that still has this time and size is taken for unchanged."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +55,7 @@ def sha256_of_listing(digests: Mapping[str, str]) -> str:
 def build_manifest(folder: Path, *, source: str, source_sha256: str, source_stamp: str) -> Manifest:
     """Hash every file in ``folder``."""
     paths = sorted(path for path in folder.iterdir() if path.name != MANIFEST_NAME)
-    files = {path.name: FileEntry(path.stat().st_size, sha256_of_file(path)) for path in paths}
+    files = {path.name: _entry(path) for path in paths}
     weights = {name: f.sha256 for name, f in files.items() if name.endswith(".safetensors")}
     return Manifest(
         source=source,
@@ -63,6 +65,11 @@ def build_manifest(folder: Path, *, source: str, source_sha256: str, source_stam
         weights_sha256=sha256_of_listing(weights),
         converter_version=CONVERTER_VERSION,
     )
+
+
+def _entry(path: Path) -> FileEntry:
+    stat = path.stat()
+    return FileEntry(stat.st_size, sha256_of_file(path), stat.st_mtime_ns)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from engine.checkpoints.errors import CorruptCheckpoint, HashMismatch
-from engine.checkpoints.manifest import Manifest, read_manifest, sha256_of_file
+from engine.checkpoints.manifest import FileEntry, Manifest, read_manifest, sha256_of_file
 from engine.checkpoints.safetensors_file import check_safetensors
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -63,10 +63,11 @@ def checkpoint_path(home: Path, name: str) -> Path:
 
 
 def open_checkpoint(path: Path, *, weights_sha256: str | None = None) -> Checkpoint:
-    """Open a folder after the checks that cost milliseconds.
+    """Open a folder after checking it against its manifest and the pinned hash.
 
-    They are: manifest, file sizes, safetensors headers, pinned hash. Raises `MissingCheckpoint`,
-    `CorruptCheckpoint`, or `HashMismatch` when ``weights_sha256`` is another one.
+    A file that was touched since it was written is hashed (about a second per two gigabytes);
+    otherwise this takes milliseconds. Raises `MissingCheckpoint`, `CorruptCheckpoint`, or
+    `HashMismatch` when a file was changed or ``weights_sha256`` is another one.
     """
     manifest = read_manifest(path)
     _check_files(path, manifest)
@@ -93,18 +94,6 @@ def open_checkpoint(path: Path, *, weights_sha256: str | None = None) -> Checkpo
     )
 
 
-def verify(checkpoint: Checkpoint) -> None:
-    """Hash every file (about a second per gigabyte); raises `HashMismatch` for a changed one."""
-    for name, entry in checkpoint.manifest.files.items():
-        path = checkpoint.path / name
-        actual = sha256_of_file(path)
-        if actual != entry.sha256:
-            raise HashMismatch(
-                f"{path} was changed after it was written: its sha256 is {actual} instead of "
-                f"{entry.sha256}. Delete {checkpoint.path} and pull the model again."
-            )
-
-
 def _check_files(path: Path, manifest: Manifest) -> None:
     remedy = f"Delete {path} and pull the model again."
     for name, entry in manifest.files.items():
@@ -113,9 +102,13 @@ def _check_files(path: Path, manifest: Manifest) -> None:
         file = path / name
         if not file.is_file():
             raise CorruptCheckpoint(f"{file} is missing. {remedy}")
-        size = file.stat().st_size
-        if size != entry.bytes:
-            raise CorruptCheckpoint(f"{file} has {size} bytes instead of {entry.bytes}. {remedy}")
+        stat = file.stat()
+        if stat.st_size != entry.bytes:
+            raise CorruptCheckpoint(
+                f"{file} has {stat.st_size} bytes instead of {entry.bytes}. {remedy}"
+            )
+        if stat.st_mtime_ns != entry.mtime_ns:
+            _check_hash(file, entry)
         if name.endswith(".safetensors"):
             check_safetensors(file)
     if not any(name.endswith(".safetensors") for name in manifest.files):
@@ -123,6 +116,15 @@ def _check_files(path: Path, manifest: Manifest) -> None:
     for required in ("config.json", "tokenizer.json"):
         if required not in manifest.files:
             raise CorruptCheckpoint(f"{path} holds no {required}. {remedy}")
+
+
+def _check_hash(path: Path, entry: FileEntry) -> None:
+    actual = sha256_of_file(path)
+    if actual != entry.sha256:
+        raise HashMismatch(
+            f"{path} was changed after it was written: its sha256 is {actual} instead of "
+            f"{entry.sha256}. Delete {path.parent} and pull the model again."
+        )
 
 
 def _eos_token_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:

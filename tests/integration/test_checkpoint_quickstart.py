@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.checkpoints.errors import SourceUnavailable
 from engine.checkpoints.pull import pull
-from engine.checkpoints.store import Checkpoint, open_checkpoint, verify
+from engine.checkpoints.store import Checkpoint, open_checkpoint
+from tests.checkpoint_hashes import verify
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

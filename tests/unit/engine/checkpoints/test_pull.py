@@ -16,7 +16,8 @@ from engine.checkpoints.errors import (
 from engine.checkpoints.manifest import sha256_of_file
 from engine.checkpoints.pull import pull
 from engine.checkpoints.pypi import PypiSource
-from engine.checkpoints.store import open_checkpoint, verify
+from engine.checkpoints.store import open_checkpoint
+from tests.checkpoint_hashes import verify
 
 if TYPE_CHECKING:
     from tests.unit.engine.checkpoints.conftest import TinyModel

@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from engine.checkpoints.errors import CorruptCheckpoint, HashMismatch, MissingCh
 from engine.checkpoints.manifest import build_manifest, sha256_of_listing, write_manifest
 from engine.checkpoints.pull import pull
 from engine.checkpoints.safetensors_file import check_safetensors
-from engine.checkpoints.store import Checkpoint, open_checkpoint, verify
+from engine.checkpoints.store import Checkpoint, open_checkpoint
 
 
 @pytest.fixture
@@ -50,15 +51,18 @@ def test_pinned_weights_are_checked_at_open(checkpoint: Checkpoint) -> None:
         open_checkpoint(checkpoint.path, weights_sha256="0" * 64)
 
 
-def test_one_changed_byte_is_found_by_verify(checkpoint: Checkpoint) -> None:
+def test_one_changed_byte_is_found_at_open(checkpoint: Checkpoint) -> None:
     weights = checkpoint.path / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-
-    unchanged_in_size = open_checkpoint(checkpoint.path)
     with pytest.raises(HashMismatch, match=r"model\.safetensors"):
-        verify(unchanged_in_size)
+        open_checkpoint(checkpoint.path)
+
+
+def test_a_file_that_was_only_touched_is_as_good(checkpoint: Checkpoint) -> None:
+    os.utime(checkpoint.path / "model.safetensors")
+    assert open_checkpoint(checkpoint.path).revision == checkpoint.revision
 
 
 @pytest.mark.parametrize(("value", "expected"), [(2, (2,)), ([2, 0], (2, 0)), (None, ())])
