@@ -20,7 +20,7 @@ from app.membership import EngineAddress
 from app.server import create_asgi_app
 from deployments.advertisement import Advertisement
 from deployments.discovery import follow_engines
-from deployments.edge import RefuseUnwatched
+from deployments.edge import DropServesRequestId, RefuseUnwatched
 from deployments.loopback import bind_replica_to_loopback
 from deployments.membership import Listener, Replica, membership
 
@@ -41,6 +41,7 @@ class GatewayReplica:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the app once, after the constructor."""
         app = create_asgi_app(self._gateway)
+        app.add_middleware(DropServesRequestId)
         app.add_middleware(RefuseUnwatched)
         return app
 
