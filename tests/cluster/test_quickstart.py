@@ -143,6 +143,13 @@ def test_requests_are_shared_by_both_gateways_and_both_engines(served: Served) -
     assert min(used_s[2:]) > 0.2, used_s
 
 
+def test_replicas_run_at_the_priority_of_the_command(served: Served) -> None:
+    (gateway, _) = replicas(served.process.pid, GATEWAY)
+    (engine, _) = replicas(served.process.pid, engine_of(MODEL))
+    usual = psutil.Process().nice()
+    assert [p.nice() for p in (gateway, engine, step_loop_of(engine))] == [usual] * 3
+
+
 def test_every_open_socket_is_on_loopback(served: Served) -> None:
     exposed: list[str] = []
     ports: set[int] = set()
@@ -177,7 +184,9 @@ def test_clients_cannot_set_serves_timeout(served: Served) -> None:
 def test_the_channels_secret_is_in_no_log(served: Served) -> None:
     logs = re.search(r"logs in (/\S+)", served.output)
     assert logs is not None
-    texts = [path.read_text("utf-8", "replace") for path in Path(logs[1]).rglob("*.log")]
+    # Also what goes to no logger: `.out` and `.err` are the workers' standard streams.
+    files = [path for path in Path(logs[1]).rglob("*") if path.is_file()]
+    texts = [path.read_text("utf-8", "replace") for path in files]
     assert any("listens at" in text for text in texts)  # the replicas' logs are among them
     for text in texts:
         assert "'secret'" not in text

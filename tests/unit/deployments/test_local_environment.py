@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from ray._private.ray_constants import RAY_WORKER_NICENESS
 
 from deployments.environment import make_private_dir
 from deployments.local_environment import LocalPorts, free_port, local_environment
@@ -17,6 +18,11 @@ def test_every_folder_of_ray_and_haproxy_is_below_the_given_one(tmp_path: Path) 
     paths = [value for value in environment.values() if value.startswith("/")]
     assert len(paths) >= 8
     assert all(Path(path).is_relative_to(tmp_path) for path in paths)
+
+
+def test_workers_run_at_normal_priority(tmp_path: Path) -> None:
+    # The name is Ray's own, so that a change of it is noticed here.
+    assert local_environment(tmp_path, LocalPorts(1, 2, 3, 4))[RAY_WORKER_NICENESS] == "0"
 
 
 def test_haproxys_sockets_fit_the_kernels_limit() -> None:
