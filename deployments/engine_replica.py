@@ -13,7 +13,6 @@ every node; Serve shows replica metadata neither in its REST interface nor in it
 import asyncio
 import logging
 import secrets
-import shutil
 from typing import Any
 
 import ray
@@ -21,8 +20,9 @@ from ray import serve
 
 from deployments.advertisement import Advertisement
 from deployments.config import ModelArgs
-from deployments.environment import headwater_home, make_private_dir
+from deployments.environment import headwater_home, temporary_roots
 from deployments.loopback import bind_replica_to_loopback
+from deployments.private_dir import PrivateDir
 from engine.checkpoints.pull import pull
 from engine.config import EngineSpec
 from engine.front import EngineFront
@@ -43,6 +43,7 @@ class EngineReplica:
         Raises `CheckpointError` or `EngineStartError`, whose last line Serve puts into the status
         of the application.
         """
+        self._front: EngineFront | None = None
         bind_replica_to_loopback()
         home = headwater_home()
         checkpoint = await asyncio.to_thread(
@@ -56,20 +57,21 @@ class EngineReplica:
         )
         engine_id = f"{args.name}/{serve.get_replica_context().replica_id.unique_id}"
         secret = secrets.token_bytes(SECRET_BYTES)
-        self._socket_dir = make_private_dir("hw-", max_bytes=MAX_SOCKET_DIR_BYTES)
-        self._front = EngineFront(
+        socket_dir = PrivateDir(temporary_roots(), max_bytes=MAX_SOCKET_DIR_BYTES)
+        front = EngineFront(
             spec,
             engine_id=engine_id,
             secret=secret,
             host=ray.util.get_node_ip_address(),
-            unix_dir=self._socket_dir,
+            unix_dir=socket_dir.path,
         )
         try:
-            endpoint = await self._front.start()
+            endpoint = await front.start()
         except BaseException:
-            await self._front.close()
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            await front.close()
+            socket_dir.remove()
             raise
+        self._front, self._socket_dir = front, socket_dir
         self._advertisement = Advertisement(engine_id, endpoint, secret)
         logger.info("engine %s listens at %s", engine_id, endpoint)
 
@@ -79,12 +81,18 @@ class EngineReplica:
 
     async def check_health(self) -> None:
         """Raises when the step loop's process is gone or stuck; Serve then replaces the replica."""
+        assert self._front is not None  # Serve asks replicas that are ready
         self._front.check_health()
 
     async def __del__(self) -> None:
-        """Serve awaits this with every socket alive: finish what runs, take nothing new, leave."""
+        """Serve awaits this with every socket alive: finish what runs, take nothing new, leave.
+
+        Also for a replica whose constructor failed, which has nothing left to end.
+        """
+        if self._front is None:
+            return
         try:
             await self._front.drain()
         finally:
             await self._front.close()
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            self._socket_dir.remove()

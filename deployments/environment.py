@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 DEFAULT_HOME = "~/.cache/headwater"
-SHORTEST_TEMP_ROOT = Path("/tmp")  # noqa: S108  only ever the parent of mkdtemp's 0700 folder
+SHORTEST_TEMPORARY_ROOT = Path("/tmp")  # noqa: S108  only ever the parent of a 0700 folder
 
 
 def headwater_home() -> Path:
@@ -31,14 +31,6 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **overrides}
 
 
-def make_private_dir(prefix: str, *, max_bytes: int) -> Path:
-    """A new folder, readable by this user alone, whose path has at most `max_bytes` bytes.
-
-    Unix sockets in it limit the length (about 100 bytes with the file's name), so a long `TMPDIR`
-    gives way to `/tmp`. The caller removes the folder.
-    """
-    for root in (Path(tempfile.gettempdir()), SHORTEST_TEMP_ROOT):
-        # mkdtemp appends eight characters.
-        if len(os.fsencode(root / prefix)) + 8 <= max_bytes:
-            return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-    raise ValueError(f"no temporary folder has a path of at most {max_bytes} bytes: unset TMPDIR")
+def temporary_roots() -> tuple[Path, Path]:
+    """Where short-lived folders may be made: first choice, and the one with the shortest path."""
+    return Path(tempfile.gettempdir()), SHORTEST_TEMPORARY_ROOT

@@ -3,7 +3,6 @@
 import logging
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +15,9 @@ from typing import BinaryIO, Self
 
 import psutil
 
-from deployments.environment import child_environment, make_private_dir
+from deployments.environment import child_environment, temporary_roots
 from deployments.local_environment import LocalPorts, local_environment
+from deployments.private_dir import PrivateDir
 from deployments.report import Report, State, reason_in
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class LocalServe:
     def __init__(self, file: Path, *, health_url: str) -> None:
         self._file = file
         self._health_url = health_url
-        self._folder = make_private_dir("hw-", max_bytes=MAX_FOLDER_BYTES)
+        self._folder = PrivateDir(temporary_roots(), max_bytes=MAX_FOLDER_BYTES)
         self._ports = LocalPorts.free()
         self._child: subprocess.Popen[bytes] | None = None
         self._reports: BinaryIO | None = None
@@ -56,27 +56,19 @@ class LocalServe:
 
     @property
     def logs(self) -> Path:
-        return self._folder / "ray" / "session_latest" / "logs"
+        return self._folder.path / "ray" / "session_latest" / "logs"
+
+    @property
+    def _output(self) -> Path:
+        """What the child prints."""
+        return self._folder.path / "serve_run.log"
 
     def __enter__(self) -> Self:
-        read, write = os.pipe()
-        self._reports = os.fdopen(read, "rb", buffering=0)
-        with (self._folder / "serve_run.log").open("wb") as output:
-            # A session of its own: Ctrl-C at the terminal reaches us, and we stop the child once.
-            self._child = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "deployments.serve_run", str(self._file)),
-                    *("--dashboard-port", str(self._ports.dashboard)),
-                    *("--report-descriptor", str(write)),
-                ],
-                env=child_environment(local_environment(self._folder, self._ports)),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(write,),
-                start_new_session=True,
-            )
-        os.close(write)
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -85,11 +77,7 @@ class LocalServe:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
-        if self._reports is not None:
-            self._reports.close()
-        if not self.is_keeping_logs:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._end()
 
     def wait_until_ready(self, interrupted: threading.Event, *, timeout_s: float) -> Report:
         """Blocks until READY or FAILED, or until `interrupted` is set (still STARTING then)."""
@@ -131,22 +119,60 @@ class LocalServe:
         psutil.wait_procs(left, timeout=KILL_TIMEOUT_S)
         self._child = None
 
+    def _start(self) -> None:
+        folder = self._folder
+        read, write = os.pipe()
+        self._reports = os.fdopen(read, "rb", buffering=0)
+        with os.fdopen(write, "wb") as reports, self._output.open("wb") as output:
+            # A session of its own: Ctrl-C at the terminal reaches us, and we stop the child once.
+            self._child = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "deployments.serve_run", str(self._file)),
+                    *("--dashboard-port", str(self._ports.dashboard)),
+                    *("--report-descriptor", str(reports.fileno())),
+                ],
+                env=child_environment(local_environment(folder.path, self._ports)),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # The lock, since the child outlives us for a while if we are killed.
+                pass_fds=(reports.fileno(), folder.lock_descriptor),
+                start_new_session=True,
+            )
+
+    def _end(self) -> None:
+        try:
+            self.stop()
+        finally:
+            if self._reports is not None:
+                self._reports.close()
+            if self.is_keeping_logs:
+                self._folder.keep()
+            else:
+                self._folder.remove()
+
     def _look(self) -> Report:
         """The state now, without waiting."""
-        if not self.is_alive():
+        is_alive = self.is_alive()  # asked first: what it said before its end is read below
+        self._read_reports()
+        if self._last.state is State.FAILED:
+            return self._last
+        if not is_alive:
             return Report(State.FAILED, f"Ray Serve ended: {self._last_output()}")
+        if self._last.state is State.READY and not _answers(self._health_url):
+            return Report(State.STARTING, "the HTTP proxy")
+        return self._last
+
+    def _read_reports(self) -> None:
         assert self._reports is not None
         while self._last.state is State.STARTING and select.select([self._reports], [], [], 0)[0]:
             line = self._reports.readline()
             if not line:
                 break  # the child is ending
             self._last = Report.from_line(line)
-        if self._last.state is State.READY and not _answers(self._health_url):
-            return Report(State.STARTING, "the HTTP proxy")
-        return self._last
 
     def _last_output(self) -> str:
-        return reason_in((self._folder / "serve_run.log").read_text("utf-8", "replace"))
+        return reason_in(self._output.read_text("utf-8", "replace"))
 
 
 def _family(pid: int) -> list[psutil.Process]:

