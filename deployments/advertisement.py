@@ -26,11 +26,14 @@ class Advertisement:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
-        return cls(
-            metadata["engine_id"],
-            Endpoint.from_dict(metadata["endpoint"]),
-            bytes.fromhex(metadata["secret"]),
-        )
+        """Raises `ValueError`, without the values in it, for metadata of another shape."""
+        try:
+            engine_id, endpoint, secret = (
+                metadata[key] for key in ("engine_id", "endpoint", "secret")
+            )
+            return cls(engine_id, Endpoint.from_dict(endpoint), bytes.fromhex(secret))
+        except KeyError as error:
+            raise ValueError(f"its metadata has no {error}: is it of another version?") from None
 
     def seen_from(self, *, is_same_node: bool) -> Endpoint:
         """For other nodes without the Unix socket, whose path may exist there by chance."""

@@ -2,7 +2,7 @@
 
 Serve keeps every initialized deployment handle informed of the deployment's replicas and of the
 metadata each one recorded; its request router sees them first. `AddressRouter` passes them on to
-`membership` and routes nothing: no request ever goes through a Serve handle.
+`replica_board` and routes nothing: no request ever goes through a Serve handle.
 
 Serve pickles the router class together with this module, so its methods import what they need.
 """
@@ -22,9 +22,9 @@ class AddressRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        from deployments.membership import Replica, membership
+        from deployments.replica_board import Replica, replica_board
 
-        membership.publish(
+        replica_board.publish(
             self._deployment_id.app_name,
             tuple(Replica(r.node_id, r.replica_metadata) for r in replicas),
         )
@@ -40,7 +40,8 @@ class AddressRouter(RequestRouter):
 def follow_engines(application: str) -> DeploymentHandle[Any]:
     """Make Serve report the engine replicas of `application`, now or once it is deployed.
 
-    The reports last as long as the handle is kept.
+    Keep the handle: Serve does too, so that reports go on for as long as the process lives, but
+    only for the hundred it used last.
     """
     # The check would refuse an application that is still to come.
     handle = serve.get_deployment_handle(ENGINE_DEPLOYMENT, application, _check_exists=False)

@@ -22,7 +22,7 @@ from deployments.advertisement import Advertisement
 from deployments.discovery import follow_engines
 from deployments.edge import DropServesRequestId, RefuseUnwatched
 from deployments.loopback import bind_replica_to_loopback
-from deployments.membership import Listener, Replica, membership
+from deployments.replica_board import Listener, Replica, replica_board
 
 logger = logging.getLogger("ray.serve")
 
@@ -61,11 +61,11 @@ class GatewayReplica:
         for model in self._handles.keys() - models:
             self._unfollow(model)
         for model in models - self._handles.keys():
-            membership.follow(model, self._listener(model))
+            replica_board.follow(model, self._listener(model))
             self._handles[model] = follow_engines(model)
 
     def _unfollow(self, model: str) -> None:
-        membership.unfollow(model)
+        replica_board.unfollow(model)
         del self._handles[model]
 
     def _listener(self, model: str) -> Listener:
@@ -78,9 +78,15 @@ class GatewayReplica:
     def _set_engines(self, model: str, replicas: tuple[Replica, ...]) -> None:
         if model in self._handles:
             addresses = (self._to_address(replica) for replica in replicas)
-            self._gateway.set_engines(model, {a.engine_id: a for a in addresses})
+            known = {address.engine_id: address for address in addresses if address is not None}
+            self._gateway.set_engines(model, known)
 
-    def _to_address(self, replica: Replica) -> EngineAddress:
-        engine = Advertisement.from_metadata(replica.metadata)
+    def _to_address(self, replica: Replica) -> EngineAddress | None:
+        """None for a replica that doesn't say where it listens: the others must not suffer."""
+        try:
+            engine = Advertisement.from_metadata(replica.metadata)
+        except ValueError as error:
+            logger.warning("a replica on node %s is not reachable: %s", replica.node_id, error)
+            return None
         endpoint = engine.seen_from(is_same_node=replica.node_id == self._node_id)
         return EngineAddress(engine.engine_id, endpoint, engine.secret)

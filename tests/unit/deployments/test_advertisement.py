@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from deployments.advertisement import Advertisement
 from wire.endpoint import Endpoint
 
@@ -21,3 +23,11 @@ def test_another_node_sees_no_unix_socket() -> None:
 def test_the_secret_is_not_in_its_text() -> None:
     assert "secret" not in repr(ENGINE)
     assert ENGINE.secret.hex() not in repr(ENGINE)
+
+
+@pytest.mark.parametrize("key", ["engine_id", "endpoint", "secret"])
+def test_metadata_of_another_shape_names_what_is_missing(key: str) -> None:
+    metadata = ENGINE.to_metadata()
+    del metadata[key]
+    with pytest.raises(ValueError, match=f"no '{key}'"):
+        Advertisement.from_metadata(metadata)

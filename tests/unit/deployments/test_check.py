@@ -304,7 +304,7 @@ def test_corrupt_weights_are_a_fault(
     assert main([command, str(_write(tmp_path, config))]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "model.safetensors" in line
-    assert line.endswith("Pull the model again.")
+    assert line.endswith("pull the model again.")
 
 
 def test_memory_counts_every_replica(tmp_path: Path, config: Config) -> None:

@@ -6,7 +6,7 @@ Serve pickles the router's module by value, so this is the one place both find b
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -15,15 +15,15 @@ class Replica:
     """One running replica as Serve describes it."""
 
     node_id: str
-    metadata: Mapping[str, Any]
-    """What its `record_replica_metadata` returned."""
+    metadata: Mapping[str, Any] = field(repr=False)
+    """What its `record_replica_metadata` returned; a secret is in it, which no log may show."""
 
 
 Listener = Callable[[tuple[Replica, ...]], None]
 """Gets all replicas of the application, whenever they changed. Called on the publisher's thread."""
 
 
-class Membership:
+class ReplicaBoard:
     """Last published replicas and one listener per application. Thread-safe."""
 
     def __init__(self) -> None:
@@ -53,5 +53,5 @@ class Membership:
             self._listeners.pop(application, None)
 
 
-membership = Membership()
+replica_board = ReplicaBoard()
 """The process's own. Module state, because Serve makes the router where we can hand it nothing."""
