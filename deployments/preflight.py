@@ -114,16 +114,16 @@ def check_port(file: ServeFile) -> Iterator[Fault]:
 
 def check_resources(file: ServeFile, machine: Machine) -> Iterator[Fault]:
     """Processors and memory for all replicas of the file on this one machine."""
-    num_cpus = sum(g.args.num_cpus * g.args.num_replicas for g in file.gateways)
-    num_cpus += sum(m.args.reserved_cpus * m.args.num_replicas for m in file.models)
+    num_cpus = sum(gateway.args.num_cpus * gateway.num_replicas for gateway in file.gateways)
+    num_cpus += sum(model.args.reserved_cpus * model.num_replicas for model in file.models)
     if num_cpus > machine.num_cpus:
         yield Fault(
             f"the replicas reserve {num_cpus:g} CPUs, this machine has {machine.num_cpus:g}: "
             "lower num_replicas or num_cpus"
         )
-    on_cpu = [model.args for model in file.models if model.args.engine.device == "cpu"]
-    kv_bytes = sum(args.engine.kv_cache_bytes * args.num_replicas for args in on_cpu)
-    process_bytes = PROCESS_BYTES * sum(args.num_replicas for args in on_cpu)
+    on_cpu = [model for model in file.models if model.args.engine.device == "cpu"]
+    kv_bytes = sum(model.args.engine.kv_cache_bytes * model.num_replicas for model in on_cpu)
+    process_bytes = PROCESS_BYTES * sum(model.num_replicas for model in on_cpu)
     if kv_bytes + process_bytes > machine.available_memory_bytes:
         yield Fault(
             f"the KV pools need {kv_bytes // MIB} MiB and their processes about "

@@ -27,19 +27,20 @@ from deployments.config import GatewayArgs, ModelArgs
 from deployments.discovery import ENGINE_DEPLOYMENT
 from deployments.faults import Fault, KeyPath, from_validation, line_of, unknown_key
 
-_DEPLOYMENTS: dict[type[BaseModel], tuple[str, ...]] = {
-    GatewayArgs: (GATEWAY_DEPLOYMENT,),
-    ModelArgs: (ENGINE_DEPLOYMENT,),
+_DEPLOYMENTS: dict[type[BaseModel], str] = {
+    GatewayArgs: GATEWAY_DEPLOYMENT,
+    ModelArgs: ENGINE_DEPLOYMENT,
 }
-"""Deployments of an application whose settings a file may override."""
+"""The deployment of an application whose settings a file may override."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySection:
     """A gateway's application."""
 
-    path: KeyPath
     args: GatewayArgs
+    num_replicas: int
+    """At the start."""
     config: GatewayConfig
     config_path: KeyPath
 
@@ -52,6 +53,8 @@ class ModelSection:
     application: str
     route_prefix: str | None
     args: ModelArgs
+    num_replicas: int
+    """At the start."""
 
 
 @dataclass(slots=True)
@@ -131,7 +134,7 @@ def _unknown_keys(data: object, schema: type[BaseModel], path: KeyPath) -> Itera
 def _read_application(file: ServeFile, path: KeyPath, application: ServeApplicationSchema) -> None:
     try:
         builder = import_attr(application.import_path)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever a module of the user's raises while it is imported
         message = f"cannot import {application.import_path!r}: {error}"
         file.faults.append(Fault(message, (*path, "import_path")))
         return
@@ -144,40 +147,57 @@ def _read_application(file: ServeFile, path: KeyPath, application: ServeApplicat
         known = _all_keys(args_type)
         file.faults.extend(from_validation(error, (*path, "args"), known))
         return
-    _check_deployment_names(file, path, application, _DEPLOYMENTS.get(args_type))
     if isinstance(args, ModelArgs):
-        file.models.append(ModelSection(path, application.name, application.route_prefix, args))
+        options, _ = _overrides(file, path, application, ModelArgs)
+        num_replicas = _num_replicas(options, args.num_replicas)
+        file.models.append(
+            ModelSection(path, application.name, application.route_prefix, args, num_replicas)
+        )
     elif isinstance(args, GatewayArgs):
         _read_gateway(file, path, application, args)
-
-
-def _check_deployment_names(
-    file: ServeFile,
-    path: KeyPath,
-    application: ServeApplicationSchema,
-    known: tuple[str, ...] | None,
-) -> None:
-    for position, deployment in enumerate(application.deployments):
-        if known is not None and deployment.name not in known:
-            message = f"no deployment is called so here: use {' or '.join(known)}"
-            file.faults.append(Fault(message, (*path, "deployments", position, "name")))
 
 
 def _read_gateway(
     file: ServeFile, path: KeyPath, application: ServeApplicationSchema, args: GatewayArgs
 ) -> None:
+    options, where = _overrides(file, path, application, GatewayArgs)
+    try:
+        config = GatewayConfig.model_validate(options.get("user_config") or {})
+    except ValidationError as error:
+        known = _all_keys(GatewayConfig)
+        file.faults.extend(from_validation(error, (*where, "user_config"), known))
+        return
+    num_replicas = _num_replicas(options, args.num_replicas)
+    file.gateways.append(GatewaySection(args, num_replicas, config, (*where, "user_config")))
+
+
+def _overrides(
+    file: ServeFile,
+    path: KeyPath,
+    application: ServeApplicationSchema,
+    args_type: type[BaseModel],
+) -> tuple[Mapping[str, Any], KeyPath]:
+    """What the file sets of the application's one deployment, and where it stands."""
+    found: tuple[Mapping[str, Any], KeyPath] = ({}, (*path, "deployments"))
     for position, deployment in enumerate(application.deployments):
         where = (*path, "deployments", position)
-        if deployment.name != GATEWAY_DEPLOYMENT:
-            continue
-        user_config = deployment.model_dump(exclude_unset=True).get("user_config") or {}
-        try:
-            config = GatewayConfig.model_validate(user_config)
-        except ValidationError as error:
-            known = _all_keys(GatewayConfig)
-            file.faults.extend(from_validation(error, (*where, "user_config"), known))
-            continue
-        file.gateways.append(GatewaySection(path, args, config, (*where, "user_config")))
+        if deployment.name == _DEPLOYMENTS[args_type]:
+            found = (deployment.model_dump(exclude_unset=True), where)
+        else:
+            message = f"no deployment is called so here: use {_DEPLOYMENTS[args_type]}"
+            file.faults.append(Fault(message, (*where, "name")))
+    return found
+
+
+def _num_replicas(options: Mapping[str, Any], from_args: int) -> int:
+    """What Serve starts: a fixed number, else what its autoscaling begins with."""
+    num_replicas = options.get("num_replicas")
+    if isinstance(num_replicas, int):
+        return num_replicas
+    autoscaling = options.get("autoscaling_config") or {}
+    if num_replicas == "auto" or autoscaling:
+        return int(autoscaling.get("initial_replicas") or autoscaling.get("min_replicas", 1))
+    return from_args
 
 
 def _args_type(builder: object) -> type[BaseModel] | None:

@@ -316,6 +316,46 @@ def test_memory_counts_every_replica(tmp_path: Path, config: Config) -> None:
     assert "the KV pools need 8192 MiB" in str(fault)
 
 
+@pytest.mark.parametrize(
+    ("override", "num_replicas"),
+    [
+        ({"num_replicas": 4}, 4),
+        ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 9}}, 3),
+        ({"autoscaling_config": {"initial_replicas": 5, "max_replicas": 9}}, 5),
+        ({"num_replicas": "auto"}, 1),
+        ({"max_ongoing_requests": 7}, 2),
+    ],
+)
+def test_replicas_are_counted_as_the_deployments_section_overrides_them(
+    override: Config, num_replicas: int, tmp_path: Path, config: Config
+) -> None:
+    gateway, model = config["applications"]
+    for application, name in ((gateway, "Gateway"), (model, "EngineReplica")):
+        application["args"] |= {"num_replicas": 2, "num_cpus": 10}
+        application["deployments"] = [{"name": name, **override}]
+    file = read_serve_file(_write(tmp_path, config))
+    assert file.faults == []
+    (fault,) = check_resources(file, Machine(1.0, 64 * GIB))
+    assert str(fault).startswith(f"the replicas reserve {20 * num_replicas} CPUs")
+
+
+def test_a_gateway_without_overrides_is_counted_too(tmp_path: Path, config: Config) -> None:
+    del config["applications"][0]["deployments"]
+    file = read_serve_file(_write(tmp_path, config))
+    (gateway,) = file.gateways
+    assert (gateway.num_replicas, gateway.config.models) == (1, ())
+
+
+def test_a_module_that_fails_while_it_is_imported_is_a_fault(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_app.py").write_text("raise RuntimeError('no licence')", "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    config["applications"][1]["import_path"] = "their_app:app"
+    (fault,) = read_serve_file(_write(tmp_path, config)).faults
+    assert str(fault).endswith("cannot import 'their_app:app': no licence")
+
+
 def test_a_fault_without_a_place_is_only_its_words() -> None:
     assert str(Fault("no")) == "no"
     assert str(Fault("no", ("a", 0, "b"))) == "a[0].b: no"
