@@ -17,6 +17,7 @@ from pathlib import Path
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ServeStatus
 from ray.serve.scripts import cli
@@ -66,8 +67,8 @@ def _report(descriptor: int) -> None:
             time.sleep(REPORT_PERIOD_S)
             try:
                 report = _describe(serve.status())
-            except RayServeException:
-                continue  # Serve itself is still starting
+            except (RayServeException, RayError):
+                continue  # Serve itself is still starting, or its controller starts again
             if report != last:
                 pipe.write(report.to_line())
                 pipe.flush()
