@@ -3,7 +3,7 @@ application: `python -m benchmarks.startup --out FILE`.
 
 Both are started the way `headwater serve` starts a file, turn by turn, each with a Ray of its own.
 The clock runs from the start of the process to the first successful answer: of one generated token
-for Headwater, of the echo for the other. The model must be in the cache already.
+for Headwater, of the echo for the other. The model must be in the cache already, port 8000 free.
 """
 
 import argparse
@@ -21,10 +21,14 @@ import yaml
 from benchmarks.machine import REPOSITORY
 from benchmarks.result import BenchmarkResult, CaseResult, paired_ratio
 from benchmarks.statistics import MIN_PAIRS
+from deployments.environment import headwater_home
 from deployments.local_serve import LocalServe
+from deployments.preflight import check_file, missing_models, this_machine
+from deployments.serve_file import read_serve_file
 
 QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
-URL = "http://127.0.0.1:8000"
+HOST, PORT = "127.0.0.1", 8000
+URL = f"http://{HOST}:{PORT}"
 PEER = "bare Ray Serve echo application"
 LIMIT_EXTRA_S = 8.0
 START_TIMEOUT_S = 180.0
@@ -53,7 +57,7 @@ def quickstart() -> Contestant:
 
 def echo(folder: Path) -> Contestant:
     config = {
-        "http_options": {"host": "127.0.0.1", "port": 8000},
+        "http_options": {"host": HOST, "port": PORT},
         "proxy_location": "HeadOnly",
         "applications": [
             {"name": "echo", "route_prefix": "/", "import_path": "benchmarks.echo_app:app"}
@@ -64,8 +68,21 @@ def echo(folder: Path) -> Contestant:
     return Contestant(file, "/", None)
 
 
+def check(contestant: Contestant) -> None:
+    """Raises `RuntimeError` if something else would be measured: a download, another's answers."""
+    file = read_serve_file(contestant.file)
+    home = headwater_home()
+    faults = [
+        *(file.describe(fault) for fault in check_file(file, home=home, machine=this_machine())),
+        *(f"pull {model.source} first" for model in missing_models(file, home)),
+    ]
+    if faults:
+        raise RuntimeError("; ".join(faults))
+
+
 def measure(contestant: Contestant) -> float:
     """Seconds from the start to the first answer; stops everything again."""
+    check(contestant)
     started_s = time.monotonic()
     with LocalServe(contestant.file, health_url=URL) as serve:
         while not _is_answered(contestant.request()):

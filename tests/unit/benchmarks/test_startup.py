@@ -1,9 +1,11 @@
 """The start-up benchmark: who is measured when, and what is made of it."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
+from benchmarks import startup
 from benchmarks.startup import Contestant, measure_pairs, parse_options, results_of
 
 OURS, BARE = Contestant(Path("ours"), "/", None), Contestant(Path("bare"), "/", None)
@@ -33,3 +35,14 @@ def test_too_few_pairs_are_refused_before_anything_starts(
     with pytest.raises(SystemExit):
         parse_options(["--out", "x.json", "--pairs", "4"])
     assert "at least 5" in capsys.readouterr().err
+
+
+def test_a_server_that_is_there_already_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setattr(startup, "PORT", other.getsockname()[1])
+        with pytest.raises(RuntimeError, match="is in use"):
+            startup.measure(startup.echo(tmp_path))
