@@ -4,7 +4,7 @@ Unknown fields are ignored, as clients send many; known ones whose value would c
 a way that is not supported are refused with the name of the field. pydantic stops here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
@@ -14,11 +14,16 @@ from app.errors import InvalidRequestError
 MAX_MESSAGES = 10_000
 """And as many content parts: validating more would hold up other clients' streams."""
 
+MAX_TOOL_CALL_VALUES = 50_000
+MAX_TOOL_CALL_DEPTH = 32
+"""Of all messages' tool calls together: they are read value by value, and recursively."""
+
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_CHARS = 1000
 
 
 class _Border(BaseModel):
+    # Every list of something fails fast: a megabyte of wrong items would make gigabytes of errors.
     # Strict: true is not 1, and "1" is not 1.
     model_config = ConfigDict(
         frozen=True, strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=()
@@ -37,14 +42,14 @@ def _string_or_list(value: object) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[TextPart], Tag("list")],
+    Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("list")],
     Discriminator(_string_or_list),
 ]
 Stop = Annotated[
     Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS), Tag("string")]
     | Annotated[
         list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]],
-        Field(max_length=MAX_STOP_STRINGS),
+        Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
         Tag("list"),
     ],
     Discriminator(_string_or_list),
@@ -57,7 +62,7 @@ class ChatMessage(_Border):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -89,7 +94,7 @@ class ChatRequest(_Border):
     """The fields that are read; null is the same as absent."""
 
     model: str
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -111,7 +116,7 @@ class ChatRequest(_Border):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: list[Any] | None = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
     audio: dict[str, Any] | None = None
 
     @property
@@ -159,6 +164,29 @@ def _check_size(messages: object) -> None:
             f"'messages' must hold at most {MAX_MESSAGES} messages and as many content parts.",
             param="messages",
         )
+    _check_tool_calls([item.get("tool_calls") for item in messages if isinstance(item, dict)])
+
+
+def _check_tool_calls(values: Sequence[object]) -> None:
+    """``values``: whatever stands as ``tool_calls`` in the messages. Counts level by level."""
+    level = _containers(values)
+    num_values = depth = 0
+    while level:
+        num_values += sum(map(len, level))
+        depth += 1
+        if num_values > MAX_TOOL_CALL_VALUES or depth > MAX_TOOL_CALL_DEPTH:
+            raise InvalidRequestError(
+                f"The tool calls in 'messages' must hold at most {MAX_TOOL_CALL_VALUES} values, "
+                f"nested at most {MAX_TOOL_CALL_DEPTH} deep.",
+                param="messages",
+            )
+        level = _containers(
+            child for item in level for child in (item.values() if isinstance(item, dict) else item)
+        )
+
+
+def _containers(values: Iterable[object]) -> list[dict[str, Any] | list[Any]]:
+    return [value for value in values if isinstance(value, dict | list)]
 
 
 def _param(location: Sequence[int | str], body: Any, *, is_missing: bool) -> str:

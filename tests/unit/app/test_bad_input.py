@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from app.chat_request import ChatRequest
 from engine.messages import FinishReason
 from tests.unit.app.conftest import Edge, MakeEdge
 from tests.unit.app.fakes import FakeEngine, make_card, until
@@ -159,6 +161,42 @@ async def test_too_many_messages_or_parts_are_refused(edge: Edge, messages: Any)
     assert response.json()["error"]["param"] == "messages"
 
 
+def nested(depth: int) -> Any:
+    return "x" if depth == 0 else {"a": [nested(depth - 1)]}
+
+
+@pytest.mark.parametrize(
+    "tool_calls",
+    [[nested(16)], [nested(200)], [{}] * 50_001, [{"a": [0] * 50_000}]],
+    ids=["nested", "nested far", "many", "many values"],
+)
+async def test_tool_calls_too_large_to_be_read_are_refused(edge: Edge, tool_calls: Any) -> None:
+    messages = [USER, {"role": "assistant", "content": "x", "tool_calls": tool_calls}]
+    response = await edge.http.post("/v1/chat/completions", json=GOOD | {"messages": messages})
+    assert response.status_code == 400, response.text
+    assert "at most 50000 values, nested at most 32 deep" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "messages"
+
+
+async def test_tool_calls_within_the_limits_are_accepted(make_edge: MakeEdge) -> None:
+    edge = await make_edge(FakeEngine(reply="ok"))
+    tool_calls = [nested(15), {"a": [0] * 49_000}]
+    messages = [USER, {"role": "assistant", "content": "x", "tool_calls": tool_calls}]
+    response = await edge.chat(GOOD | {"messages": messages})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("field", ["modalities", "stop", "messages", "tool_calls", "content"])
+def test_a_list_of_wrong_items_is_refused_at_the_first(field: str) -> None:
+    """Or an error would be made of each: gigabytes from the few megabytes of a body."""
+    items = [5] * 10_000
+    message = USER | ({field: items} if field in ("tool_calls", "content") else {})
+    body = GOOD | {"messages": [message]} | ({} if field in message else {field: items})
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate(body)
+    assert caught.value.error_count() == 1
+
+
 async def test_empty_messages_have_openais_code(edge: Edge) -> None:
     response = await edge.http.post("/v1/chat/completions", json=GOOD | {"messages": []})
     assert response.json()["error"]["code"] == "empty_array"
@@ -249,6 +287,8 @@ async def test_what_does_not_change_the_answer_is_accepted(
         ("POST", "/health", 405),
         ("DELETE", "/v1/models", 405),
         ("GET", "/v1/models/nope/there", 404),
+        ("GET", "/health/", 404),  # no redirect: it would lead to whatever Host says
+        ("POST", "/v1/chat/completions/", 404),
     ],
 )
 async def test_unknown_paths_and_methods_are_json_errors(
