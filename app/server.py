@@ -23,7 +23,7 @@ from app.record import record_of
 def create_asgi_app(gateway: Gateway) -> Starlette:
     """Serves ``gateway``, which the caller owns and closes."""
     routes = _SimpleRoutes(gateway)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/health", routes.health, methods=["GET"]),
             Route("/version", routes.version, methods=["GET"]),
@@ -35,6 +35,9 @@ def create_asgi_app(gateway: Gateway) -> Starlette:
         middleware=[Middleware(RequestMiddleware, gateway=gateway)],
         exception_handlers={HTTPException: _raise_api_error},
     )
+    # Starlette would answer `/health/` with a redirect to wherever the Host header points.
+    app.router.redirect_slashes = False
+    return app
 
 
 class _SimpleRoutes:
