@@ -40,6 +40,8 @@ def local_environment(folder: Path, ports: LocalPorts) -> dict[str, str]:
         # Ray starts its workers 15 steps below normal priority, so that any other program would
         # delay every step; serving is what this machine was asked to do.
         "RAY_worker_niceness": "0",
+        # Ray announces on the terminal that it reports its usage, but nobody would see that here.
+        "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.edge:middlewares",
         # The gateway's code and Serve's share one event loop: no hop between threads per message.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",

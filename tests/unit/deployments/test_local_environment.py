@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from ray._common.usage.usage_constants import USAGE_STATS_ENABLED_ENV_VAR
 from ray._private.ray_constants import RAY_WORKER_NICENESS
 
 from deployments.environment import temporary_roots
@@ -20,9 +21,11 @@ def test_every_folder_of_ray_and_haproxy_is_below_the_given_one(tmp_path: Path) 
     assert all(Path(path).is_relative_to(tmp_path) for path in paths)
 
 
-def test_workers_run_at_normal_priority(tmp_path: Path) -> None:
-    # The name is Ray's own, so that a change of it is noticed here.
-    assert local_environment(tmp_path, LocalPorts(1, 2, 3, 4))[RAY_WORKER_NICENESS] == "0"
+def test_workers_run_at_normal_priority_and_nothing_is_reported(tmp_path: Path) -> None:
+    environment = local_environment(tmp_path, LocalPorts(1, 2, 3, 4))
+    # The names are Ray's own, so that a change of one is noticed here.
+    assert environment[RAY_WORKER_NICENESS] == "0"
+    assert environment[USAGE_STATS_ENABLED_ENV_VAR] == "0"
 
 
 def test_haproxys_sockets_fit_the_kernels_limit() -> None:
