@@ -66,7 +66,7 @@ def _report(descriptor: int) -> None:
         while last is None or last.state is State.STARTING:
             time.sleep(REPORT_PERIOD_S)
             try:
-                report = _describe(serve.status())
+                report = report_of(serve.status())
             except (RayServeException, RayError):
                 continue  # Serve itself is still starting, or its controller starts again
             if report != last:
@@ -75,7 +75,8 @@ def _report(descriptor: int) -> None:
             last = report
 
 
-def _describe(status: ServeStatus) -> Report:
+def report_of(status: ServeStatus) -> Report:
+    """FAILED as soon as one application is, READY when all run."""
     for name, application in status.applications.items():
         if application.status in _FAILED:
             reasons = (d.message for d in application.deployments.values() if d.message)

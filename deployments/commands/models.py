@@ -34,6 +34,9 @@ def _pull(target: str, name: str | None) -> int:
         return 0
     from deployments.serve_file import read_serve_file
 
+    if name is not None:
+        print(f"--name is for a single model, {target} has names of its own", file=sys.stderr)
+        return 1
     file = read_serve_file(Path(target))
     for fault in file.faults:
         print(file.describe(fault), file=sys.stderr)

@@ -50,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
         print(file.describe(fault), file=sys.stderr)
     if faults:
         return 1
+    if not file.gateways:
+        print(f"{file.path}: has no gateway, so nothing would answer: add one", file=sys.stderr)
+        return 1
     try:
         for model in (section.args for section in file.models):
             pull(model.source, name=model.name, home=home, sha256=model.source_sha256)

@@ -346,6 +346,23 @@ def test_a_gateway_without_overrides_is_counted_too(tmp_path: Path, config: Conf
     assert (gateway.num_replicas, gateway.config.models) == (1, ())
 
 
+def test_serving_a_file_without_a_gateway_is_refused(
+    tmp_path: Path, home: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del config["applications"][0]
+    assert main(["serve", str(_write(tmp_path, config))]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has no gateway" in line
+
+
+def test_pulling_a_file_takes_no_name(
+    tmp_path: Path, home: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "pull", str(_write(tmp_path, config)), "--name", "x"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("--name is for a single model")
+
+
 def test_a_module_that_fails_while_it_is_imported_is_a_fault(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
