@@ -176,11 +176,20 @@ class LocalServe:
 
 
 def _family(pid: int) -> list[psutil.Process]:
+    """Everything of the child's session, which outlives the child, and what is below that.
+
+    Ray's workers stay in the session; an engine's step loop has one of its own.
+    """
+    processes = list(psutil.process_iter(["ppid"]))
+    session = {process.pid for process in processes if _session_of(process.pid) == pid}
+    return [p for p in processes if p.pid in session or p.info["ppid"] in session]
+
+
+def _session_of(pid: int) -> int | None:
     try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+        return os.getsid(pid)
+    except OSError:  # it has ended
+        return None
 
 
 def _answers(url: str) -> bool:

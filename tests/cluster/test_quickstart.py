@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -179,6 +180,18 @@ def test_clients_cannot_set_serves_timeout(served: Served) -> None:
     )
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [([b"mine-1"], "mine-1"), ([b"not \xff plain"], "chatcmpl-"), ([], "chatcmpl-")],
+)
+def test_every_answer_has_one_request_id(served: Served, sent: list[bytes], answered: str) -> None:
+    headers = [(b"x-request-id", value) for value in sent]
+    answer = httpx.get("http://127.0.0.1:8000/health", headers=headers)
+    assert answer.status_code == 200
+    (request_id,) = answer.headers.get_list("x-request-id")
+    assert request_id.startswith(answered)
 
 
 def test_the_channels_secret_is_in_no_log(served: Served) -> None:
