@@ -94,6 +94,8 @@ def read_serve_file(path: Path) -> ServeFile:
     if not isinstance(data, dict):
         file.faults.append(Fault("must be a mapping with the key 'applications'"))
         return file
+    if file.document is not None:
+        file.faults.extend(_repeated_keys(file.document, (), set()))
     file.faults.extend(_unknown_serve_keys(data))
     try:
         schema = ServeDeploySchema.model_validate(data)
@@ -111,6 +113,24 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
         return f"is not YAML: {str(error).splitlines()[0]}"
     mark = error.problem_mark
     return f"is not YAML: {error.problem} at line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _repeated_keys(node: yaml.Node, path: KeyPath, visited: set[int]) -> Iterator[Fault]:
+    """YAML lets the last one win without a word."""
+    if id(node) in visited:
+        return  # an alias, which may even lead back to where we are
+    visited.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for position, item in enumerate(node.value):
+            yield from _repeated_keys(item, (*path, position), visited)
+    elif isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value)
+            if name in keys:
+                yield Fault("stands twice: remove one", (*path, name))
+            keys.add(name)
+            yield from _repeated_keys(value, (*path, name), visited)
 
 
 def _unknown_serve_keys(data: Mapping[str, Any]) -> Iterator[Fault]:

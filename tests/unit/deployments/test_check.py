@@ -255,6 +255,20 @@ def test_a_yaml_error_has_line_and_column(tmp_path: Path) -> None:
     assert "at line 3, column 4" in str(fault)
 
 
+def test_a_key_that_stands_twice_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("applications: []\nhttp_options:\n  port: 1\n  port: 2\n", "utf-8")
+    (fault,) = read_serve_file(path).faults
+    assert str(fault) == "http_options.port: stands twice: remove one"
+
+
+def test_an_alias_may_be_used_twice_and_lead_to_itself(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("applications: []\nx: &a {b: 1}\ny: *a\nz: &c [*c]\n", "utf-8")
+    faults = [str(fault) for fault in read_serve_file(path).faults]
+    assert faults == [f"{key}: unknown key: remove it" for key in "xyz"]
+
+
 def test_a_missing_file_is_said_in_one_line(
     tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
