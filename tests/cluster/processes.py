@@ -19,7 +19,7 @@ def family_of(pid: int) -> list[psutil.Process]:
 
 
 def replicas(pid: int, name: str) -> list[psutil.Process]:
-    """Live Serve replicas of that name below `pid`, oldest first."""
+    """Live Serve replicas, or other programs, of that name below `pid`, oldest first."""
     found = [process for process in family_of(pid) if _has_title(process, name)]
     return sorted(found, key=lambda process: process.create_time())
 

@@ -14,21 +14,18 @@ from deployments.local_environment import free_port
 from deployments.private_dir import remove_abandoned
 from engine.checkpoints.pull import pull
 from tests.cluster.local import SOURCE, Model, running, serve_config
-from tests.cluster.processes import family_of
+from tests.cluster.processes import family_of, replicas
 
 MODEL = Model("alpha")
+HAPROXY = "bin/haproxy"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-
-def _has_haproxy(processes: list[psutil.Process]) -> bool:
-    return any(process.name() == "haproxy" for process in processes)
 
 
 def test_nothing_runs_on_when_serve_was_killed(tmp_path: Path) -> None:
     with running([MODEL], tmp_path, num_gateways=1) as local:
         family = family_of(local.pid)
-        assert _has_haproxy(family)  # it would keep the port
+        assert replicas(local.pid, HAPROXY)  # it would keep the port
         psutil.Process(local.pid).kill()
     _, left = psutil.wait_procs(family, timeout=10)
     assert left == []
@@ -48,10 +45,10 @@ def test_nothing_stays_when_the_command_was_killed(tmp_path: Path) -> None:
             folder = folder or re.search(r"logs in (/\S+?/hw-[^/]+)/", line)
             if "stop: Ctrl-C" in line:
                 break
-        family = family_of(process.pid)
+        family, proxies = family_of(process.pid), replicas(process.pid, HAPROXY)
         process.kill()
     assert folder is not None
-    assert _has_haproxy(family)
+    assert proxies
     _, left = psutil.wait_procs(family, timeout=60)
     assert left == []
     assert Path(folder[1]).exists()
