@@ -18,7 +18,7 @@ import psutil
 from deployments.environment import child_environment, temporary_roots
 from deployments.local_environment import LocalPorts, local_environment
 from deployments.private_dir import PrivateDir
-from deployments.report import Report, State, reason_in
+from deployments.report import DRAIN_SIGNAL, Report, State, reason_in
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,14 @@ class LocalServe:
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
 
+    def drain(self) -> None:
+        """Let the open answers be finished, take no new ones, end; blocks until then or `kill`."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(DRAIN_SIGNAL)
+            self._child.wait()
+
     def stop(self) -> None:
-        """Drain and end the child, then whatever of it is left. Idempotent."""
+        """End the child at once, then whatever of it is left. Idempotent."""
         if self._child is None:
             return
         processes = _family(self._child.pid)

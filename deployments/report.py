@@ -1,6 +1,9 @@
-"""What the child of `headwater serve` tells its parent about the start, one line per change."""
+"""What `headwater serve` and its child say to each other: the child reports the start, one line per
+change; the parent asks for a gentle end by a signal.
+"""
 
 import re
+import signal
 from enum import StrEnum
 from typing import Self
 
@@ -8,6 +11,10 @@ import msgspec
 
 _ERROR_CLASS = re.compile(r"^(?:\w+\.)+\w+: ")
 """`engine.checkpoints.errors.HashMismatch: ` in front of the words."""
+
+
+DRAIN_SIGNAL = signal.SIGUSR1
+"""To the child: finish the open answers, then end."""
 
 
 class State(StrEnum):

@@ -3,8 +3,9 @@
 Ray's command starts Ray by itself, but then nobody can choose the dashboard's port, keep it from
 joining a cluster it happens to find, or keep all logs off the terminal. So Ray is started here
 first, and Ray's command uses it. A thread writes what becomes of the applications, one `Report`
-per line, to the descriptor it is given, until they run or have failed. Ends like Ctrl-C when
-standard input closes, that is, also when the parent was killed.
+per line, to the descriptor it is given, until they run or have failed. On `DRAIN_SIGNAL` the
+gateway goes first, which takes until its open answers are finished; on Ctrl-C everything ends at
+once, and so it does when standard input closes, that is, also when the parent was killed.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from ray.serve.schema import ApplicationStatus, ServeStatus
 from ray.serve.scripts import cli
 
 from deployments.haproxy import LOOPBACK
-from deployments.report import Report, State, reason_in
+from deployments.report import DRAIN_SIGNAL, Report, State, reason_in
 
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """Nothing large goes through Ray's objects here; Ray's own default is a third of the memory."""
@@ -50,6 +51,9 @@ def main(argv: list[str]) -> None:
         log_to_driver=False,
     )
     threading.Thread(target=_report, args=(args.report_descriptor,), daemon=True).start()
+    signal.signal(
+        DRAIN_SIGNAL, lambda *_: threading.Thread(target=_drain_and_end, daemon=True).start()
+    )
     cli.main(["run", str(args.file)], prog_name="serve")
 
 
@@ -58,6 +62,18 @@ def _end_with_stdin() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def _drain_and_end() -> None:
+    from deployments.build import GATEWAY_DEPLOYMENT  # not at the start: it imports all the rest
+
+    # Ray's command would end Serve's proxy first, and every open answer with it.
+    try:
+        for name, application in serve.status().applications.items():
+            if GATEWAY_DEPLOYMENT in application.deployments:
+                serve.delete(name)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _report(descriptor: int) -> None:

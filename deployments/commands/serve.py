@@ -76,15 +76,17 @@ def _serve(file: "ServeFile", started_s: float) -> int:
             serve.is_keeping_logs = True
             print(f"{file.path}: {report.detail} (logs: {serve.logs})", file=sys.stderr)
             return 1
-        if report.state is State.READY:
-            print(f"ready after {time.monotonic() - started_s:.1f} s", flush=True)
-            print(_invitation(file, url, serve.dashboard_url), flush=True)
+        if report.state is State.STARTING:  # interrupted
+            return 0
+        print(f"ready after {time.monotonic() - started_s:.1f} s", flush=True)
+        print(_invitation(file, url, serve.dashboard_url), flush=True)
         while not interrupted.wait(WATCH_PERIOD_S):
             if not serve.is_alive():
                 serve.is_keeping_logs = True
                 print(f"Ray Serve ended by itself (logs: {serve.logs})", file=sys.stderr)
                 return 1
         print("stopping: open answers are finished first, Ctrl-C again cuts them", flush=True)
+        serve.drain()
     return 0
 
 
@@ -109,18 +111,21 @@ def _invitation(file: "ServeFile", url: str, dashboard_url: str) -> str:
     if not routes:
         return f"\n  {url}/health\n\ndashboard: {dashboard_url}   stop: Ctrl-C"
     needs_key = any(gateway.config.api_keys for gateway in file.gateways)
+    export = "\n  export API_KEY=...  # one of the api_keys in the file\n" if needs_key else ""
     messages = [{"role": "user", "content": QUESTION}]
     body = {"model": routes[0].name, "messages": messages, "temperature": 0}
-    header = ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
+    headers = "-H 'Content-Type: application/json'"
+    headers += ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
     key = "os.environ['API_KEY']" if needs_key else "'none'"
+    imports = "os, openai" if needs_key else "openai"
     python = (
-        f"import os, openai; print(openai.OpenAI(base_url='{url}/v1', api_key={key})"
+        f"import {imports}; print(openai.OpenAI(base_url='{url}/v1', api_key={key})"
         f".chat.completions.create(model='{routes[0].name}', messages={messages!r}, "
         "temperature=0).choices[0].message.content)"
     )
     return (
-        f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\\n"
+        f"{export}\n  curl {url}/v1/chat/completions {headers} \\\n"
         f"    -d {shlex.quote(json.dumps(body))}\n"
-        f'\n  python -c "{python}"\n'
+        f'\n  {shlex.quote(sys.executable)} -c "{python}"\n'
         f"\ndashboard: {dashboard_url}   stop: Ctrl-C"
     )
