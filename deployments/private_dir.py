@@ -55,7 +55,7 @@ class PrivateDir:
         self._unlock()
 
     def remove(self) -> None:
-        """Idempotent; what cannot be removed is left to the next process."""
+        """Idempotent. Call it when nothing writes into the folder any more."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._unlock()
 
@@ -77,6 +77,7 @@ def remove_abandoned(root: Path) -> None:
         except OSError:
             continue  # its owner lives
         else:
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            if lock.exists():  # or it was kept just now: the name goes before the lock
+                shutil.rmtree(lock.parent, ignore_errors=True)
         finally:
             os.close(descriptor)
