@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         spec = EngineSpec(
             model=model.args.name, checkpoint=checkpoint.path, config=model.args.engine
         )
-        offline = _Offline(OfflineFleet(spec, model.args.num_replicas), checkpoint, workload)
+        offline = _Offline(OfflineFleet(spec, model.num_replicas), checkpoint, workload)
         target = parse_target(options.url, model=spec.model, api_key=None, allow_remote=False)
         try:
             cases = asyncio.run(_measure(Server(target), offline, workload, options.pairs))
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "pairs": options.pairs,
                 "prompt_words": workload.prompt_words,
                 "output_tokens": workload.output_tokens,
-                "num_replicas": model.args.num_replicas,
+                "num_replicas": model.num_replicas,
                 "engine": spec.config.model_dump(mode="json"),
             },
             seed=workload.seed,

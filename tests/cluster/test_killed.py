@@ -9,11 +9,9 @@ import psutil
 import pytest
 import yaml
 
-from deployments.environment import headwater_home
 from deployments.local_environment import free_port
 from deployments.private_dir import remove_abandoned
-from engine.checkpoints.pull import pull
-from tests.cluster.local import SOURCE, Model, running, serve_config
+from tests.cluster.local import Model, running, serve_config
 from tests.cluster.processes import family_of, replicas
 
 MODEL = Model("alpha")
@@ -32,7 +30,6 @@ def test_nothing_runs_on_when_serve_was_killed(tmp_path: Path) -> None:
 
 
 def test_nothing_stays_when_the_command_was_killed(tmp_path: Path) -> None:
-    pull(SOURCE, name=MODEL.name, home=headwater_home())
     path = tmp_path / "serve.yaml"
     path.write_text(
         yaml.safe_dump(serve_config([MODEL], port=free_port(), num_gateways=1)), "utf-8"

@@ -12,10 +12,9 @@ import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
-from deployments.environment import child_environment, headwater_home
+from deployments.environment import child_environment
 from deployments.local_environment import free_port
-from engine.checkpoints.pull import pull
-from tests.cluster.local import SOURCE, Model, serve_config
+from tests.cluster.local import Model, serve_config
 from tests.cluster.processes import GATEWAY, engine_of, listening_ports, replicas, wait_until
 from tests.cluster.streams import Stream
 
@@ -34,7 +33,6 @@ pytestmark = [
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of a gateway on one node, whose engine is on the other."""
-    pull(SOURCE, name=MODEL.name, home=headwater_home())
     folder = tempfile.mkdtemp(prefix="hw-", dir="/tmp")  # Ray's Unix sockets need a short path
     for variable in ("RAY_TMPDIR", "TMPDIR"):  # also where Ray notes the cluster's address
         monkeypatch.setenv(variable, folder)

@@ -14,9 +14,7 @@ from app.membership import EngineAddress
 from app.server import create_asgi_app
 from engine.config import EngineConfig, EngineSpec
 from engine.front import EngineFront
-from tests.integration.quickstart import quickstart_checkpoint
-
-MODEL = "smollm2-135m-instruct"
+from tests.quickstart import MODEL, quickstart_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from engine.config import EngineConfig
-from tests.integration.chain import MODEL, Chain, running_chain
+from tests.integration.chain import Chain, running_chain
+from tests.quickstart import MODEL
 
 pytestmark = [
     pytest.mark.integration,

@@ -19,7 +19,7 @@ from tests.integration.paced_front import (
     running,
     write_paced_checkpoint,
 )
-from tests.integration.quickstart import quickstart_checkpoint
+from tests.quickstart import quickstart_checkpoint
 from wire.endpoint import Endpoint
 from wire.frames import MAX_FRAME_BYTES
 from wire.limits import Limits

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from engine.config import EngineConfig, PacedConfig
-from tests.integration.chain import MODEL, Chain, running_chain
+from tests.integration.chain import Chain, running_chain
+from tests.quickstart import MODEL
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

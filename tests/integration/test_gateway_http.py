@@ -27,7 +27,7 @@ from app.server import create_asgi_app
 from app.tokenization import ModelTokenizer
 from engine.config import EngineConfig, EngineSpec, PacedConfig
 from engine.front import EngineFront
-from tests.integration.quickstart import quickstart_checkpoint
+from tests.quickstart import quickstart_checkpoint
 from tests.unit.app.fakes import make_card, until
 
 pytestmark = [

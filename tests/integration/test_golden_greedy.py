@@ -16,7 +16,7 @@ from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine
 from engine.messages import EngineRequest, LoadView, SamplingParams
 from engine.runner import create_runner
-from tests.integration.quickstart import quickstart_checkpoint
+from tests.quickstart import quickstart_checkpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

