@@ -9,7 +9,7 @@ from engine.attention import create_attention
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError
 from engine.kv_pool import KvPool
-from engine.layers.linear import WeightLayout, can_pack
+from engine.layers.linear import WeightLayout, can_pack, limit_shape_caches
 from engine.loader import WeightFiles
 from engine.models.llama import LlamaModel
 from engine.models.llama_config import LlamaConfig
@@ -26,9 +26,10 @@ def load_torch_runner(
     num_blocks: int,
     max_model_len: int,
 ) -> TorchRunner:
-    """Load the weights and allocate the pool; sets the threads of torch for the whole process."""
+    """Load the weights and allocate the pool; sets torch's threads for the whole process."""
     device = _open_device(config)
     torch.set_num_threads(config.num_threads)
+    limit_shape_caches()
     dtype = _DTYPES[config.dtype]
     geometry = model_config.kv_geometry(
         block_size_tokens=config.block_size_tokens, bytes_per_element=dtype.itemsize
