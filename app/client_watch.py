@@ -44,7 +44,7 @@ async def _watch(receive: Receive, gone: Gone) -> None:
     try:
         while (await receive())["type"] != "http.disconnect":
             pass
-    except Exception:  # a server that cannot tell any more has lost the client
-        logger.warning("the connection to a client failed", exc_info=True)
+    except Exception as error:  # a server that cannot tell any more has lost the client
+        logger.warning("the connection to a client failed: %s", type(error).__name__)
     if not gone.done():
         gone.set_result(None)

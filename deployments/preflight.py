@@ -12,11 +12,13 @@ from pathlib import Path
 import psutil
 
 from deployments.config import ModelArgs
-from deployments.faults import Fault
+from deployments.faults import Fault, KeyPath
 from deployments.serve_file import ServeFile
 from engine.checkpoints.errors import CheckpointError, MissingCheckpoint
 from engine.checkpoints.pull import create_source
-from engine.checkpoints.store import checkpoint_path, open_checkpoint
+from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
+from engine.errors import EngineConfigError
+from engine.runner import size_engine
 
 MIB = 1024 * 1024
 
@@ -83,11 +85,28 @@ def check_models(file: ServeFile, home: Path) -> Iterator[Fault]:
         path = (*model.path, "args", "source")
         try:
             create_source(args.source)
-            open_checkpoint(checkpoint_path(home, args.name), weights_sha256=args.weights_sha256)
+            checkpoint = open_checkpoint(
+                checkpoint_path(home, args.name), weights_sha256=args.weights_sha256
+            )
+            size_engine(args.engine, checkpoint)
         except MissingCheckpoint:
             continue  # will be pulled
         except CheckpointError as error:
             yield Fault(str(error), path)
+        except EngineConfigError as error:
+            yield Fault(str(error), (*model.path, "args", "engine"))
+        else:
+            yield from _check_source_pin(args, checkpoint, (*model.path, "args", "source_sha256"))
+
+
+def _check_source_pin(args: ModelArgs, checkpoint: Checkpoint, path: KeyPath) -> Iterator[Fault]:
+    pinned, stored = args.source_sha256, checkpoint.manifest.source_sha256
+    if (
+        pinned is not None
+        and pinned.lower() != stored
+        and checkpoint.manifest.source == args.source
+    ):
+        yield Fault(f"{args.source} has sha256 {stored}, not the pinned {pinned}", path)
 
 
 def missing_models(file: ServeFile, home: Path) -> list[ModelArgs]:

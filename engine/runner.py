@@ -4,6 +4,7 @@ torch is imported only for the runner that computes with it, so that a paced rep
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
@@ -51,8 +52,7 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
     checkpoint = open_checkpoint(spec.checkpoint, weights_sha256=spec.weights_sha256)
     config = spec.config
     model_config = LlamaConfig.from_hf(checkpoint.config)
-    max_model_len = _resolve_max_model_len(config, model_config)
-    num_blocks = _num_blocks(config, model_config)
+    max_model_len, num_blocks = size_engine(config, checkpoint)
     runner: ModelRunner
     if config.runner == "paced":
         runner = PacedRunner(
@@ -82,6 +82,24 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
     )
 
 
+class EngineSize(NamedTuple):
+    """How much one engine can hold."""
+
+    max_model_len: int
+    num_blocks: int
+
+
+def size_engine(config: EngineConfig, checkpoint: Checkpoint) -> EngineSize:
+    """What ``config`` asks for, held against the model; a paced replica holds what a real one does.
+
+    Raises as `create_runner` does. Loads nothing.
+    """
+    model_config = LlamaConfig.from_hf(checkpoint.config)
+    return EngineSize(
+        _resolve_max_model_len(config, model_config), _num_blocks(config, model_config)
+    )
+
+
 def _resolve_max_model_len(config: EngineConfig, model_config: LlamaConfig) -> int:
     own = model_config.max_position_embeddings
     if config.max_model_len is None:
@@ -95,7 +113,6 @@ def _resolve_max_model_len(config: EngineConfig, model_config: LlamaConfig) -> i
 
 
 def _num_blocks(config: EngineConfig, model_config: LlamaConfig) -> int:
-    """A paced replica holds as many blocks as the real one would."""
     geometry = model_config.kv_geometry(
         block_size_tokens=config.block_size_tokens,
         bytes_per_element=_BYTES_PER_ELEMENT[config.dtype],

