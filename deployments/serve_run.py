@@ -40,6 +40,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--dashboard-port", type=int, required=True)
     parser.add_argument("--report-descriptor", type=int, required=True)
     args = parser.parse_args(argv)
+    # A shell starts background jobs with this signal ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     ray.init(
         address="local",

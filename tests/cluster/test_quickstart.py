@@ -40,7 +40,11 @@ class Served:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "deployments.cli", "serve", "configs/quickstart.yaml"],
+        [
+            # As a shell starts a job in the background: it must stop at SIGINT all the same.
+            *("sh", "-c", 'trap "" INT; exec "$@"', "sh"),
+            *(sys.executable, "-m", "deployments.cli", "serve", "configs/quickstart.yaml"),
+        ],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
