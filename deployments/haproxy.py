@@ -1,10 +1,11 @@
-"""Starts Serve's HAProxy with a configuration that keeps to itself.
+"""Starts Serve's HAProxy with a configuration that keeps to itself and to its time.
 
 Serve's template binds the statistics and metrics ports to every interface, whatever host the
-service listens on. Serve runs the program named by `RAY_SERVE_HAPROXY_BINARY_PATH`; `headwater
-serve` points it at a two-line launcher of this module, which narrows those two ports in the file
-and then becomes the real HAProxy (same process id, same arguments, as Serve's supervision expects).
-Knows nothing of requests.
+service listens on, and lets a client take an hour over the headers of a request. Serve runs the
+program named by `RAY_SERVE_HAPROXY_BINARY_PATH`; `headwater serve` points it at a two-line launcher
+of this module, which narrows those two ports in the file, bounds that time and then becomes the
+real HAProxy (same process id, same arguments, as Serve's supervision expects). Knows nothing of
+requests.
 """
 
 import os
@@ -17,6 +18,20 @@ LOOPBACK = "127.0.0.1"
 
 # `bind :9101` of the metrics frontend, `bind *:8404` of the statistics page.
 _WILDCARD_BIND = re.compile(r"^(\s*bind\s+)(?:\*|\[::\])?:(\d+)", re.MULTILINE)
+
+
+HEADERS_TIMEOUT_S = 30
+"""For a request's headers: 4,096 connections that send none would shut everybody else out."""
+
+_CLIENT_TIMEOUT = re.compile(r"^(\s*)timeout client .*$", re.MULTILINE)
+
+
+def bound_headers(config: str) -> str:
+    """The configuration with a time limit for a request's headers, unless it has one."""
+    if "timeout http-request" in config:
+        return config
+    limit = rf"\g<0>\n\g<1>timeout http-request {HEADERS_TIMEOUT_S}s"
+    return _CLIENT_TIMEOUT.sub(limit, config, count=1)
 
 
 def narrow(config: str) -> str:
@@ -43,10 +58,10 @@ def write_launcher(folder: Path) -> Path:
 
 
 def main(argv: list[str]) -> None:
-    """`argv` is HAProxy's command: narrow the file after `-f`, then run it. Does not return."""
+    """`argv` is HAProxy's command: rewrite the file after `-f`, then run it. Does not return."""
     if "-f" in argv:
         path = Path(argv[argv.index("-f") + 1])
-        path.write_text(narrow(path.read_text("utf-8")), encoding="utf-8")
+        path.write_text(bound_headers(narrow(path.read_text("utf-8"))), encoding="utf-8")
     os.execv(argv[0], argv)  # noqa: S606  no shell wanted
 
 

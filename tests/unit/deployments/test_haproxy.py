@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ray.serve._private import haproxy_templates
 
-from deployments.haproxy import narrow, write_launcher
+from deployments.haproxy import bound_headers, narrow, write_launcher
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,15 @@ def test_serves_own_template_binds_nothing_but_chosen_hosts_afterwards() -> None
     assert "bind 127.0.0.1:9101" in binds
     assert "bind 127.0.0.1:8404" in binds
     assert not [bind for bind in binds if bind.startswith(("bind :", "bind *"))]
+
+
+def test_the_headers_of_a_request_have_a_time_limit() -> None:
+    config = "defaults\n    timeout client 3600s\n    timeout server 5s\n"
+    bounded = (
+        "defaults\n    timeout client 3600s\n    timeout http-request 30s\n    timeout server 5s\n"
+    )
+    assert bound_headers(config) == bounded
+    assert bound_headers(bounded) == bounded
 
 
 def test_the_launcher_is_executable_and_names_the_real_program(tmp_path: Path) -> None:
