@@ -22,7 +22,7 @@ MAX_BACKOFF_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine replica listens, and the secret of its cluster."""
+    """Where an engine replica listens, and the secret of its channel."""
 
     engine_id: str
     endpoint: Endpoint
