@@ -32,10 +32,15 @@ class FinishReason(StrEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
-    """How tokens are chosen. Validated by the gateway; sent to the runner once, at admission."""
+    """How tokens are chosen. Validated by the gateway; sent to the runner once, at admission.
+
+    Applied in this order: logit bias, ``min_tokens``, penalties; then temperature; then top-k,
+    top-p and min-p on the scaled distribution. Log probabilities are those of the model's own
+    distribution, before all of it.
+    """
 
     max_tokens: int
-    """Most tokens to generate, at least 1."""
+    """Most tokens to generate; 0 computes (and caches) the prompt only."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -43,10 +48,38 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Unsigned 64-bit; with the position it determines every draw, whatever the batch."""
     stop_token_ids: tuple[int, ...] = ()
     """Sampling one of these ends the request; the token itself is the last one counted."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this fraction as likely as the likeliest one."""
+    repetition_penalty: float = 1.0
+    """Over prompt and generated tokens; positive logits are divided by it, negative multiplied."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token generated before."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time the token was generated before."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, value added to its logit)."""
+    min_tokens: int = 0
+    """``stop_token_ids`` cannot be sampled before so many tokens were generated."""
+    num_logprobs: int | None = None
+    """Report the sampled token's log probability and so many of the likeliest; None: none."""
+    num_prompt_logprobs: int | None = None
+    """The same for every prompt token but the first; such a prompt is computed whole."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """How likely a token was, and which were the likeliest at its place."""
+
+    logprob: float
+    """Natural logarithm; finite, at least -9999."""
+    top_ids: list[int]
+    """As many as were asked for, likeliest first."""
+    top_logprobs: list[float]
 
 
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence to generate."""
+    """One prompt and how many answers to generate from it."""
 
     request_id: str
     """Made by the gateway, unique in the fleet; stands in every log line and error."""
@@ -61,6 +94,10 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
     timeout_s: float
     """Time left for the whole request when it was sent."""
+    num_samples: int = 1
+    """Independent answers. They share the prompt's blocks; sample 0 draws as if it were alone, the
+    others from seeds derived of the request's and their index.
+    """
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -76,14 +113,23 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
-    """What one step added to one request."""
+    """What one step added to one sample of one request."""
 
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
+    """Ends this sample; the request ends with the last of its samples."""
     usage: Usage | None = None
-    """With the first delta (counts so far) and with the last one (final counts)."""
+    """With the first delta (counts so far) and with the last one (final counts). The sample's own:
+    every sample reports the prompt's counts, which count once.
+    """
     error: str | None = None
+    index: int = 0
+    """Of the sample, below ``EngineRequest.num_samples``."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token, if asked for."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """One per prompt token but the first; with the first delta of sample 0, if asked for."""
 
 
 class LoadView(msgspec.Struct, frozen=True, array_like=True):
@@ -127,6 +173,16 @@ KEY_STRIDE = 8
 """The prefix index keeps the 8th, 16th, … key of a chain: 128 tokens with blocks of 16."""
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
+    """What the model's makers recommend for what a client leaves open; None: nothing said."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
 class ModelCard(msgspec.Struct, frozen=True, tag="card"):
     """What a gateway must know of the model behind a connection; the engine's first message."""
 
@@ -136,12 +192,12 @@ class ModelCard(msgspec.Struct, frozen=True, tag="card"):
     weights_revision: str
     root_key: bytes
     block_size_tokens: int
-    num_blocks: int
-    """Size of the KV pool: ``num_blocks * block_size_tokens`` tokens is the most one request can
-    hold.
-    """
     max_model_len: int
     """Context length in tokens, prompt and answer together."""
+    max_request_tokens: int
+    """Most tokens that one sequence can hold here: ``max_model_len``, or less if the KV pool is
+    small.
+    """
     vocab_size: int
     eos_token_ids: list[int]
     tokenizer_json: bytes
@@ -151,6 +207,8 @@ class ModelCard(msgspec.Struct, frozen=True, tag="card"):
     eos_token: str | None
     created_s: int
     """Unix time of the weights, for ``/v1/models``."""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
+    """Of the model's ``generation_config.json``."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, tag="step", omit_defaults=True):
@@ -197,11 +255,12 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
     ``num_kept_tokens`` names the generated token that completed a stop string: the request then
     ends with ``STOP``, tokens after it count as overrun. Without it the request ends with
-    ``ABORT``.
+    ``ABORT``. ``index`` ends one sample only.
     """
 
     request_id: str
     num_kept_tokens: int | None = None
+    index: int | None = None
 
 
 GatewayMessage = Demand | ReturnCredits | Submit | Abort

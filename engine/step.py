@@ -11,7 +11,7 @@ table, sampling parameters, last sampled token) from its admission to its releas
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,36 @@ class BlockCopy:
     dst: int
 
 
+NO_BLOCK = -1
+"""Stands in a block table where a sliding window has passed: nothing reads there any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A sequence enters ``slot``; whatever the runner held there before is forgotten."""
 
     slot: int
     sampling: SamplingParams
+    """With the seed of this sample."""
+    block_tables: tuple[tuple[int, ...], ...]
+    """Per KV group (``KvGeometry.groups``) the blocks so far, in the order of positions."""
+    num_prompt_tokens: int
+    """Tokens at later positions are generated ones."""
+    past_token_ids: tuple[int, ...] = ()
+    """Prompt and tokens generated before a preemption; only for a sequence whose sampling depends
+    on them (penalties).
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """Entries ``[start, start + len(block_ids))`` of one group's block table: growth, or a block
+    that copy-on-write replaced.
+    """
+
+    group: int
+    start: int
     block_ids: tuple[int, ...]
-    """The block table so far; prefix hits included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +69,14 @@ class ScheduledSequence:
     """PENDING(slot): the last input token was sampled by the runner, which reads it from its own
     state.
     """
-    new_block_ids: tuple[int, ...]
-    """Appended to the slot's block table before this step."""
-    is_sampling: bool
-    """Whether a token is sampled from the last position: not for all but the last prefill chunk."""
+    table_updates: tuple[TableUpdate, ...] = ()
+    """Of the slot's block tables, before this step."""
+    sampling_slots: tuple[int, ...] = ()
+    """Slots that each draw a token from the last position: none for all but the last prefill chunk,
+    several when the samples of one prompt part here.
+    """
+    following_token_id: int | None = None
+    """The prompt token after this chunk, for prompt log probabilities; None if there is none."""
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +112,16 @@ class SampledToken:
 
     slot: int
     token_id: int
+    logprobs: TokenLogprobs | None = None
+    """If the slot's sampling asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the prompt tokens that one chunk predicts: positions ``start + 1`` on."""
+
+    slot: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +130,9 @@ class StepResult:
 
     step_id: int
     sampled: tuple[SampledToken, ...]
-    """One for each scheduled sequence with ``is_sampling``, in the plan's order."""
+    """One for each of the plan's ``sampling_slots``, in the plan's order."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """One for each chunk of a slot whose sampling asks for them, in the plan's order."""
 
 
 class ModelRunner(Protocol):
