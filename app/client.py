@@ -11,7 +11,9 @@ from typing import Protocol
 from engine.messages import CacheEvents, EngineRequest, LoadView, ModelCard, TokenDelta
 
 DeltaSink = Callable[[TokenDelta], None]
-"""Gets the deltas of one request in order, up to one with a finish reason. Must not raise."""
+"""Gets the deltas of one request: those of a sample in order, up to one with a finish reason. Must
+not raise.
+"""
 
 
 class EngineListener(Protocol):
@@ -32,7 +34,8 @@ class EngineListener(Protocol):
     def on_closed(self, client: "EngineClient", reason: str) -> None:
         """The connection is gone.
 
-        Every open sink has been given a delta with ``FinishReason.ERROR`` before.
+        Every open sink has been given a delta with ``FinishReason.ERROR`` before, one for each of
+        its samples that had not ended.
         """
         ...
 
@@ -66,10 +69,12 @@ class EngineClient(Protocol):
         """Start ``request``. Precondition: ``num_credits > 0``; uses one."""
         ...
 
-    def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
-        """End a request (see ``engine.messages.Abort``).
+    def abort(
+        self, request_id: str, num_kept_tokens: int | None = None, index: int | None = None
+    ) -> None:
+        """End a request, or one sample of it (see ``engine.messages.Abort``).
 
-        Its sink still gets the last delta, with the usage.
+        Its sink still gets the last deltas, with the usage.
         """
         ...
 

@@ -130,6 +130,10 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """One per token, if asked for."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """One per prompt token but the first; with the first delta of sample 0, if asked for."""
+    is_refused: bool = False
+    """With ``ERROR``: the request itself was wrong, no other engine would take it either. It was
+    never started, so this is its only delta, however many samples were asked for.
+    """
 
 
 class LoadView(msgspec.Struct, frozen=True, array_like=True):
