@@ -38,6 +38,8 @@ class GatewayConfig(BaseModel):
     """Longest time from arrival to the last token."""
     max_body_bytes: int = Field(default=8 * MIB, ge=1)
     """A larger request body is refused with 413."""
+    max_fanout: int = Field(default=16, ge=1)
+    """Most answers of one request: its prompts times ``n`` or ``best_of``; more are refused."""
     slow_client_buffer_bytes: int = Field(default=MIB, ge=1)
     """What may wait for a client that reads slowly; beyond it the stream is cut."""
     tokenize_off_loop_chars: int = Field(default=4000, ge=0)
