@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.body import ClientGoneError
 from app.errors import ApiError
 from app.gateway import Gateway
-from app.record import RequestRecord, attach_record
+from app.record import RequestRecord, attach_record, create_record
 
 logger = logging.getLogger(__name__)
 request_logger = logging.getLogger("headwater.request")
@@ -42,7 +42,7 @@ class RequestMiddleware:
             return
         scope["headers"] = [item for item in scope["headers"] if item[0] not in _STRIPPED_HEADERS]
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        record = RequestRecord(method=scope["method"])
+        record = create_record(scope)
         record.client_request_id = _client_id(headers.get(b"x-request-id"))
         attach_record(scope, record)
         responder = _Responder(record, send)

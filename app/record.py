@@ -15,7 +15,7 @@ class RequestRecord:
     """Filled in as the request goes on; each field by whoever learns it."""
 
     method: str
-    request_id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    request_id: str
     """Made here, unique in the fleet: the id of answer, engine request and error."""
     client_request_id: str | None = None
     """The client's own, sanitised; only echoed and logged."""
@@ -72,6 +72,14 @@ class RequestRecord:
         return orjson.dumps(
             {key: value for key, value in line.items() if value is not None}
         ).decode()
+
+
+def create_record(scope: Scope) -> RequestRecord:
+    """With an id that begins as OpenAI's do for the scope's path."""
+    path: str = scope["path"]
+    is_text = path.endswith("/completions") and not path.endswith("/chat/completions")
+    prefix = "cmpl" if is_text else "chatcmpl"
+    return RequestRecord(scope["method"], f"{prefix}-{secrets.token_hex(12)}")
 
 
 def attach_record(scope: Scope, record: RequestRecord) -> None:

@@ -5,6 +5,7 @@ messages or prompts, nor the model: ``app.sampling`` checks what depends on it.
 """
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -150,9 +151,9 @@ class SamplingFields(Border):
         return "max_tokens"
 
     @property
+    @abstractmethod
     def prompt_param(self) -> str:
         """The field that the prompt is made of."""
-        raise NotImplementedError
 
     @property
     def num_samples(self) -> int:
@@ -164,9 +165,9 @@ class SamplingFields(Border):
         return False
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Alternatives asked for per generated token; None: no log probabilities."""
-        raise NotImplementedError
 
     @property
     def num_prompt_logprobs(self) -> int | None:
@@ -211,16 +212,11 @@ def check_supported(request: SamplingFields, body: Mapping[str, Any]) -> None:
 
 def check_fanout(request: SamplingFields, num_prompts: int, max_fanout: int) -> None:
     """Refuse more answers than one request may ask for."""
-    if num_prompts * request.num_samples <= max_fanout:
+    num_samples = request.num_samples
+    if num_prompts * num_samples <= max_fanout:
         return
-    asked = f"{request.num_samples} for each of {num_prompts} prompts"
-    if num_prompts == 1:
-        asked = str(request.num_samples)
-    is_sampled_often = request.num_samples > (request.n or 1)
-    param = request.prompt_param
-    if num_prompts <= max_fanout and request.num_samples > 1:
-        param = "best_of" if is_sampled_often else "n"
+    asked = str(num_samples) if num_prompts == 1 else f"{num_samples} for each of {num_prompts}"
     raise invalid(
-        param,
+        "n" if num_samples == request.n else "best_of",
         f"at most {max_fanout} answers are allowed in one request, but it asks for {asked}",
     )
