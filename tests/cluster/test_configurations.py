@@ -1,0 +1,109 @@
+"""Every file in `configs/`: read, built, and placed on a made-up node of 8 GPUs."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.serve._private.build_app import build_app
+
+from deployments.build import build_gateway, build_model
+from deployments.serve_file import ServeFile, read_serve_file
+
+CONFIGURATIONS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+NUM_GPUS = 8
+NUM_CPUS = 96
+PLACEMENT_TIMEOUT_S = 60.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    # Ray leaves log files open.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def gpu_node() -> Iterator[None]:
+    """This process is connected to a cluster that believes to have the resources of one node."""
+    folder = tempfile.mkdtemp(prefix="hw-", dir="/tmp")  # Ray's Unix sockets need a short path
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in ("RAY_TMPDIR", "TMPDIR"):  # also where Ray notes the cluster's address
+            patch.setenv(variable, folder)
+        ray.init(
+            address="local",
+            num_cpus=NUM_CPUS,
+            num_gpus=NUM_GPUS,
+            include_dashboard=False,
+            log_to_driver=False,
+            _node_ip_address="127.0.0.1",
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Replica:
+    """Takes the place of one replica: its resources, without what it would run."""
+
+    def visible_gpus(self) -> str:
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def _replicas(file: ServeFile) -> list[dict[str, Any]]:
+    """The actor options of every replica that the file starts, through the builders."""
+    applications = [
+        *(("gateway", build_gateway(section.args)) for section in file.gateways),
+        *((section.application, build_model(section.args)) for section in file.models),
+    ]
+    options = []
+    for name, application in applications:
+        for deployment in build_app(application, name=name).deployments:
+            config = deployment._deployment_config
+            autoscaling = config.autoscaling_config
+            count = config.num_replicas if autoscaling is None else autoscaling.initial_replicas
+            options += [dict(deployment.ray_actor_options)] * count
+    return options
+
+
+def _place(options: list[dict[str, Any]]) -> list[str]:
+    """The GPUs that each replica sees; raises `GetTimeoutError` if they don't fit together."""
+    actors = [ray.remote(_Replica).options(**item).remote() for item in options]
+    try:
+        seen: list[str] = ray.get(
+            [actor.visible_gpus.remote() for actor in actors], timeout=PLACEMENT_TIMEOUT_S
+        )
+        return seen
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+def test_all_replicas_of_a_configuration_find_a_place(path: Path, gpu_node: None) -> None:
+    file = read_serve_file(path)
+    assert file.faults == []
+    assert file.gateways
+    served = {route.name for section in file.gateways for route in section.config.models}
+    assert served == {section.args.name for section in file.models}
+    replicas = _replicas(file)
+    assert len(replicas) == sum(s.num_replicas for s in [*file.gateways, *file.models])
+    gpus = [gpu for seen in _place(replicas) for gpu in seen.split(",") if gpu]
+    num_gpus = sum(s.args.num_gpus * s.num_replicas for s in file.models)
+    assert len(gpus) == len(set(gpus)) == num_gpus
+
+
+def test_a_replica_too_many_finds_no_place(
+    gpu_node: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.PLACEMENT_TIMEOUT_S", 3.0)
+    with pytest.raises(ray.exceptions.GetTimeoutError):
+        _place([{"num_cpus": 1, "num_gpus": 1}] * (NUM_GPUS + 1))
