@@ -18,7 +18,12 @@ class Border(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=()
+        frozen=True,
+        strict=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
 

@@ -5,11 +5,11 @@ a way that is not supported are refused with the name of the field.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from app.border import invalid, unsupported, validated
+from app.border import invalid, validated
 from app.chat_message import Messages, check_messages_size
 from app.conversation_fields import ConversationFields, check_conversation
 from app.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, check_fanout, check_supported
@@ -33,7 +33,7 @@ class ChatRequest(ConversationFields, SamplingFields):
     """The newer name of ``max_tokens``, which it overrides."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @property
     def num_max_tokens(self) -> int | None:
@@ -66,6 +66,4 @@ def parse_chat_request(body: Mapping[str, Any], *, max_fanout: int) -> ChatReque
     check_fanout(request, 1, max_fanout)
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "it is only allowed together with logprobs=true")
-    if request.modalities not in (None, [], ["text"]):
-        raise unsupported("modalities", "only ['text'] is supported")
     return request

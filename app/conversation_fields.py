@@ -5,12 +5,12 @@ Must not know how answers are generated, nor any template.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.border import Border, invalid, unsupported
+from app.border import Border, invalid
 from app.chat_message import ChatMessage, check_messages
 from app.json_size import is_larger
 
@@ -99,11 +99,7 @@ Tool = Annotated[
                 "function": {
                     "type": "object",
                     "required": ["name"],
-                    "properties": {
-                        "name": {"type": "string", "minLength": 1},
-                        "description": {"type": ["string", "null"]},
-                        "parameters": {"type": ["object", "null"]},
-                    },
+                    "properties": {"name": {"type": "string", "minLength": 1}},
                 },
             },
         }
@@ -122,7 +118,8 @@ class ConversationFields(Border):
     """The prompt ends within the last message, and the answer goes on from there."""
     chat_template_kwargs: TemplateKwargs | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    """No call can be forced."""
 
     @property
     def adds_generation_prompt(self) -> bool:
@@ -152,8 +149,6 @@ def check_conversation(request: ConversationFields, messages: Sequence[ChatMessa
         raise invalid("continue_final_message", "the last message must have content to go on from")
     if request.tools:
         _check_tools(request.tools)
-    if request.tool_choice is not None:
-        _check_tool_choice(request.tool_choice)
 
 
 def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
@@ -170,10 +165,3 @@ def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             raise invalid(f"tools[{position}].function", "it must be an object with a 'name'")
         if not isinstance(function.get("name"), str) or not function["name"]:
             raise invalid(f"tools[{position}].function.name", "it must be a text")
-
-
-def _check_tool_choice(choice: str | Mapping[str, Any]) -> None:
-    if choice == "required" or isinstance(choice, Mapping):
-        raise unsupported("tool_choice", "forcing a tool call is not supported; use 'auto'")
-    if choice not in ("none", "auto"):
-        raise invalid("tool_choice", "it must be 'none' or 'auto'")

@@ -83,9 +83,9 @@ class StreamOptions(Border):
 
 
 class ResponseFormat(Border):
-    """``text`` is the only type that is supported."""
+    """Structured outputs are not supported."""
 
-    type: str
+    type: Literal["text"]
 
 
 _REFUSED = {
@@ -96,6 +96,7 @@ _REFUSED = {
     "guided_json": "structured outputs are not supported",
     "guided_regex": "structured outputs are not supported",
     "logits_processors": "logits processors are not supported",
+    "prompt_logprobs": "use 'echo' and 'logprobs' of /v1/completions",
     "return_tokens_as_token_ids": "use 'return_token_ids'",
     "structured_outputs": "structured outputs are not supported",
     "truncate_prompt_tokens": "prompts are never cut; shorten the prompt",
@@ -107,7 +108,7 @@ class SamplingFields(Border):
     """Read by ``app.sampling`` and, as ``options()``, by whoever builds the answer."""
 
     refused: ClassVar[Mapping[str, str]] = _REFUSED
-    """Fields with the reason why any value but null, false, 0 or an empty one is refused."""
+    """Fields with the reason why any value but null, false or an empty one is refused."""
 
     default_max_tokens: ClassVar[int | None] = None
     """None is as many as the context holds."""
@@ -139,7 +140,6 @@ class SamplingFields(Border):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
-    prompt_logprobs: int | None = None
 
     @property
     def num_max_tokens(self) -> int | None:
@@ -200,12 +200,9 @@ class SamplingFields(Border):
 def check_supported(request: SamplingFields, body: Mapping[str, Any]) -> None:
     """Refuse what is understood and not offered; ``request`` was made of ``body``."""
     for param in body.keys() & request.refused.keys():
-        if body[param]:
+        value = body[param]
+        if value or (value == 0 and value is not False):
             raise unsupported(param, request.refused[param])
-    if request.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "use 'echo' and 'logprobs' of /v1/completions instead")
-    if request.response_format is not None and request.response_format.type != "text":
-        raise unsupported("response_format.type", "only 'text' is supported")
     if request.stream_options is not None and not request.stream:
         raise unsupported("stream_options", "it is only allowed together with stream=true")
 
