@@ -1,31 +1,22 @@
-"""Models on the local disk: a GGUF file, or a folder in Hugging Face's layout."""
+"""Models on the local disk: a GGUF file, or a folder with a model in it."""
 
 import os
-import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
+from tqdm import tqdm
 
-from engine.checkpoints.errors import (
-    CorruptCheckpoint,
-    HashMismatch,
-    SourceUnavailable,
-    UnsupportedCheckpoint,
-)
+from engine.checkpoints.downloads import RemoteFile
+from engine.checkpoints.errors import SourceUnavailable
+from engine.checkpoints.file_records import FileRecords
 from engine.checkpoints.gguf_convert import convert_gguf
-from engine.checkpoints.manifest import check_sha256, sha256_of_file, sha256_of_listing
+from engine.checkpoints.layout import DESCRIPTION_FILES, choose_files
+from engine.checkpoints.manifest import check_sha256, entry_of_file
+from engine.checkpoints.placement import bring_model, place_files
 
-_FOLDER_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "model.safetensors.index.json",
-    "*.safetensors",
-)
-"""What is taken over: data only, neither pickled weights nor code."""
+_PIECE_BYTES = 1 << 20
+_NUM_HASHERS = 4
 
 
 class GgufSource:
@@ -52,7 +43,10 @@ class GgufSource:
 
 
 class FolderSource:
-    """A folder with config.json, tokenizer.json and safetensors; files are linked if possible."""
+    """A folder with config.json, tokenizer.json and safetensors, or with one GGUF file.
+
+    Files are linked if that is possible, and copied otherwise.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
@@ -70,30 +64,26 @@ class FolderSource:
 
     def fetch(self, scratch: Path, folder: Path, *, sha256: str | None) -> str:
         files = self._files()
-        digest = sha256_of_listing({path.name: sha256_of_file(path) for path in files})
-        if sha256 is not None and sha256.lower() != digest:
-            raise HashMismatch(
-                f"the files of {self.uri} have sha256 {digest}, but {sha256} is pinned. Correct "
-                "the one or the other."
-            )
-        for path in files:
-            _link_or_copy(path, folder / path.name)
-        _extract_chat_template(folder)
-        return digest
+        if not _can_link(files[0], scratch):
+            copied = [_copied(path) for path in files]
+            return bring_model(copied, scratch, folder, sha256=sha256, what=self.uri)
+        records = FileRecords(scratch / "records")
+        _hash_all(files, records)
+        paths = {path.name: path for path in files}
+        return place_files(paths, records, folder, sha256=sha256, what=self.uri)
+
+    def fetch_description(self, scratch: Path) -> dict[str, Path]:
+        """Paths of the small files that say what the model is, by name."""
+        paths = {path.name: path for path in self._files()}
+        return {name: path for name, path in paths.items() if name in DESCRIPTION_FILES}
 
     def _files(self) -> list[Path]:
-        files = sorted(path for pattern in _FOLDER_FILES for path in self._path.glob(pattern))
-        names = {path.name for path in files}
-        for required in ("config.json", "tokenizer.json"):
-            if required not in names:
-                raise UnsupportedCheckpoint(
-                    f"{self._path} has no {required}, which a checkpoint needs."
-                )
-        if not any(name.endswith(".safetensors") for name in names):
-            raise UnsupportedCheckpoint(
-                f"{self._path} has no safetensors weights; pickled ones are not read."
-            )
-        return files
+        try:
+            names = [path.name for path in self._path.iterdir() if path.is_file()]
+        except OSError as error:
+            raise SourceUnavailable(f"cannot read {self._path} ({error.strerror}).") from error
+        layout = choose_files(names, where=str(self._path))
+        return [self._path / name for name in layout.names]
 
 
 def create_local_source(path: Path) -> GgufSource | FolderSource:
@@ -104,31 +94,44 @@ def create_local_source(path: Path) -> GgufSource | FolderSource:
         return GgufSource(path)
     problem = "is neither a .gguf file nor a folder" if path.exists() else "does not exist"
     raise SourceUnavailable(
-        f"{path} {problem}: give pypi:name==version, a .gguf file or a folder with config.json "
-        "and safetensors."
+        f"{path} {problem}: give a .gguf file, a folder with config.json and safetensors, or a "
+        "source with a scheme (hf:org/name, s3://bucket/prefix, pypi:name==version)."
     )
 
 
-def _stamp(paths: list[Path]) -> str:
+def _stamp(paths: Sequence[Path]) -> str:
     stats = [path.stat() for path in paths]
     return " ".join(f"{stat.st_size}:{stat.st_mtime_ns}" for stat in stats)
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
+def _can_link(path: Path, folder: Path) -> bool:
+    probe = folder / "probe"
     try:
-        os.link(source.resolve(), target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
+        os.link(path.resolve(), probe)
+    except OSError:  # another file system, or one without links, or another owner's file
+        return False
+    probe.unlink()
+    return True
 
 
-def _extract_chat_template(folder: Path) -> None:
-    """Older checkpoints keep the template in tokenizer_config.json; ours is a file of its own."""
-    config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    if template.exists() or not config.exists():
-        return
-    try:
-        text = msgspec.json.decode(config.read_bytes(), type=dict[str, object]).get("chat_template")
-    except msgspec.DecodeError as error:
-        raise CorruptCheckpoint(f"tokenizer_config.json is not a JSON object ({error}).") from error
-    if isinstance(text, str):
-        template.write_text(text, "utf-8", newline="\n")
+def _hash_all(paths: Sequence[Path], records: FileRecords) -> None:
+    unknown = [path for path in paths if records.find(path) is None]
+    total = sum(path.stat().st_size for path in unknown)
+    with (
+        tqdm(total=total, desc="Hashing", unit="B", unit_scale=True, disable=None) as progress,
+        ThreadPoolExecutor(_NUM_HASHERS, "hasher") as hashers,
+    ):
+        for path, entry in zip(unknown, hashers.map(entry_of_file, unknown), strict=True):
+            records.add(path, entry)
+            progress.update(entry.bytes)
+
+
+def _copied(path: Path) -> RemoteFile:
+    def read(begin: int, end: int) -> Iterator[bytes]:
+        with path.open("rb", buffering=0) as file:
+            file.seek(begin)
+            while piece := file.read(min(_PIECE_BYTES, end - begin)):
+                yield piece
+                begin += len(piece)
+
+    return RemoteFile(path.name, path.stat().st_size, read)

@@ -5,7 +5,8 @@ files mean.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from engine.checkpoints.errors import CorruptCheckpoint, HashMismatch, MissingCh
 MANIFEST_NAME = "headwater.json"
 CONVERTER_VERSION = 1
 """Raised when the conversion of the same source would give other files."""
+_NUM_HASHERS = 4
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,10 +54,25 @@ def sha256_of_listing(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def build_manifest(folder: Path, *, source: str, source_sha256: str, source_stamp: str) -> Manifest:
-    """Hash every file in ``folder``."""
+def entry_of_file(path: Path) -> FileEntry:
+    """Hash the file as it is now."""
+    stat = path.stat()  # before reading: a change meanwhile then shows
+    return FileEntry(stat.st_size, sha256_of_file(path), stat.st_mtime_ns)
+
+
+def build_manifest(
+    folder: Path,
+    *,
+    source: str,
+    source_sha256: str,
+    source_stamp: str,
+    find_entry: Callable[[Path], FileEntry | None] = lambda _: None,
+) -> Manifest:
+    """Hash every file in ``folder`` but those that ``find_entry`` knows already."""
     paths = sorted(path for path in folder.iterdir() if path.name != MANIFEST_NAME)
-    files = {path.name: _entry(path) for path in paths}
+    with ThreadPoolExecutor(_NUM_HASHERS, "hasher") as hashers:
+        entries = hashers.map(lambda path: find_entry(path) or entry_of_file(path), paths)
+        files = {path.name: entry for path, entry in zip(paths, entries, strict=True)}
     weights = {name: f.sha256 for name, f in files.items() if name.endswith(".safetensors")}
     return Manifest(
         source=source,
@@ -65,11 +82,6 @@ def build_manifest(folder: Path, *, source: str, source_sha256: str, source_stam
         weights_sha256=sha256_of_listing(weights),
         converter_version=CONVERTER_VERSION,
     )
-
-
-def _entry(path: Path) -> FileEntry:
-    stat = path.stat()
-    return FileEntry(stat.st_size, sha256_of_file(path), stat.st_mtime_ns)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

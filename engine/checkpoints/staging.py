@@ -4,13 +4,16 @@
     <home>/models/.staging/<name>/lock       held by the one that writes
                                   new/       being written; becomes <name>/ when it is on disk
                                   old/       the replaced checkpoint, between two renames
-                                  scratch/   downloads
+                                  removed/   the removed checkpoint, while it is deleted
+                                  downloads/<version>/
 
-Whatever the holder of the lock finds there was left by a killed pull: ``new`` and ``scratch`` are
-removed, and ``old`` is put back if there is no checkpoint. Knows nothing of what the files mean.
+Whatever the holder of the lock finds there was left by a killed process: ``new`` and ``removed``
+are deleted, ``old`` is put back if there is no checkpoint, and the downloads of the same version
+are used. Knows nothing of what the files mean.
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -26,12 +29,35 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The working folders of one pull; valid while its lock is held."""
+    """The working folders of one name; valid while its lock is held."""
 
-    new: Path
-    scratch: Path
-    old: Path
+    root: Path
     final: Path
+
+    @property
+    def new(self) -> Path:
+        return self.root / "new"
+
+    @property
+    def old(self) -> Path:
+        return self.root / "old"
+
+    @property
+    def removed(self) -> Path:
+        return self.root / "removed"
+
+    @property
+    def downloads(self) -> Path:
+        return self.root / "downloads"
+
+    def open_downloads(self, version: str) -> Path:
+        """The download folder of one version of one source; those of others are deleted."""
+        kept = self.downloads / hashlib.sha256(version.encode()).hexdigest()[:32]
+        kept.mkdir(parents=True, exist_ok=True)
+        for path in self.downloads.iterdir():
+            if path != kept:
+                _remove(path)
+        return kept
 
     def commit(self) -> None:
         """Flush ``new`` to disk and make it the checkpoint; readers of an old one keep it."""
@@ -43,23 +69,39 @@ class Staging:
         self.new.rename(self.final)
         _flush(self.final.parent)
         _remove(self.old)
+        self.discard_downloads()
+
+    def discard_downloads(self) -> None:
+        """Delete them: they are used up, or found to be bad."""
+        _remove(self.downloads)
+
+    def remove(self) -> None:
+        """Delete the checkpoint, at once for everyone who looks, and all downloads for it."""
+        if os.path.lexists(self.final):
+            self.final.rename(self.removed)
+            _flush(self.final.parent)
+        _remove(self.removed)
+        self.discard_downloads()
+
+
+def staging_root(home: Path, name: str) -> Path:
+    """Where the working folders of ``name`` are."""
+    return home / "models" / ".staging" / name
 
 
 @contextmanager
 def staged(home: Path, name: str) -> Iterator[Staging]:
-    """Wait for the lock on ``name``, clean up after killed pulls and lend empty working folders."""
-    final = checkpoint_path(home, name)
-    root = final.parent / ".staging" / name
+    """Wait for the lock on ``name``, clean up after the killed and lend an empty ``new``."""
+    root = staging_root(home, name)
     root.mkdir(parents=True, exist_ok=True)
-    staging = Staging(root / "new", root / "scratch", root / "old", final)
+    staging = Staging(root, checkpoint_path(home, name))
     # The lock file stays: removing it would let two writers hold locks on two files of one name.
     with (root / "lock").open("w") as lock:
         _lock(lock.fileno(), name)
-        if staging.old.exists() and not final.exists():
-            staging.old.rename(final)
+        if staging.old.exists() and not staging.final.exists():
+            staging.old.rename(staging.final)
         _clean(staging)
         staging.new.mkdir()
-        staging.scratch.mkdir()
         try:
             yield staging
         finally:
@@ -70,17 +112,19 @@ def _lock(descriptor: int, name: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        _log.warning("waiting for another process that pulls %s", name)
+        _log.warning("waiting for another process that pulls or removes %s", name)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _clean(staging: Staging) -> None:
-    for path in (staging.new, staging.scratch, staging.old):
+    for path in (staging.new, staging.old, staging.removed):
         _remove(path)
 
 
 def _remove(path: Path) -> None:
-    if path.exists():
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
         shutil.rmtree(path)
 
 

@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from engine.checkpoints.chat_template_file import read_chat_template
 from engine.checkpoints.errors import CorruptCheckpoint, HashMismatch
+from engine.checkpoints.generation_config import (
+    read_bos_token_id,
+    read_eos_token_ids,
+    read_sampling_defaults,
+)
+from engine.checkpoints.json_file import read_json_object, read_optional_json_object
 from engine.checkpoints.manifest import FileEntry, Manifest, read_manifest, sha256_of_file
 from engine.checkpoints.safetensors_file import check_safetensors
+from engine.messages import SamplingDefaults
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -26,7 +32,7 @@ class Checkpoint:
     path: Path
     manifest: Manifest
     config: dict[str, Any]
-    """config.json, with Hugging Face's Llama keys."""
+    """config.json, in Hugging Face's keys."""
     chat_template: str | None
     """Jinja source; absent for a base model."""
     eos_token_ids: tuple[int, ...]
@@ -34,6 +40,8 @@ class Checkpoint:
     bos_token_id: int | None
     special_tokens: dict[str, str]
     """Text of ``bos_token``, ``eos_token``, ...: what chat templates refer to."""
+    sampling_defaults: SamplingDefaults
+    """What its makers recommend."""
 
     @property
     def revision(self) -> str:
@@ -50,11 +58,6 @@ class Checkpoint:
         """The safetensors files, sorted by name."""
         names = (name for name in self.manifest.files if name.endswith(".safetensors"))
         return tuple(self.path / name for name in sorted(names))
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest context the model was made for, in tokens."""
-        return int(self.config["max_position_embeddings"])
 
 
 def checkpoint_path(home: Path, name: str) -> Path:
@@ -76,21 +79,18 @@ def open_checkpoint(path: Path, *, weights_sha256: str | None = None) -> Checkpo
             f"the weights in {path} have sha256 {manifest.weights_sha256}, but {weights_sha256} "
             "is pinned. Pull the pinned model, or correct the pin."
         )
-    config = _read_json(path / "config.json")
-    if not isinstance(config.get("max_position_embeddings"), int):
-        raise CorruptCheckpoint(f"{path / 'config.json'} has no max_position_embeddings.")
-    tokens = _read_optional_json(path / "tokenizer_config.json")
-    template = path / "chat_template.jinja"
+    where = str(path)
+    config = read_json_object(path / "config.json")
+    generation = read_optional_json_object(path / "generation_config.json")
     return Checkpoint(
         path=path,
         manifest=manifest,
         config=config,
-        chat_template=template.read_text("utf-8") if template.exists() else None,
-        eos_token_ids=_eos_token_ids(path, config),
-        bos_token_id=config.get("bos_token_id"),
-        special_tokens={
-            key: _token_text(tokens[key]) for key in _SPECIAL_TOKENS if tokens.get(key)
-        },
+        chat_template=read_chat_template(path),
+        eos_token_ids=read_eos_token_ids(generation, config, where=where),
+        bos_token_id=read_bos_token_id(config, where=where),
+        special_tokens=_special_tokens(path),
+        sampling_defaults=read_sampling_defaults(generation, where=where),
     )
 
 
@@ -127,32 +127,18 @@ def _check_hash(path: Path, entry: FileEntry) -> None:
         )
 
 
-def _eos_token_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    generation = _read_optional_json(path / "generation_config.json")
-    value = generation.get("eos_token_id", config.get("eos_token_id"))
-    if value is None:
-        return ()
-    try:
-        return tuple(msgspec.convert(value if isinstance(value, list) else [value], list[int]))
-    except msgspec.ValidationError as error:
-        raise CorruptCheckpoint(
-            f"{path}: eos_token_id {value!r} is no token id ({error})."
-        ) from error
-
-
-def _token_text(token: object) -> str:
+def _special_tokens(folder: Path) -> dict[str, str]:
     """Hugging Face writes a special token as its text or as a mapping with ``content``."""
-    return str(token["content"]) if isinstance(token, dict) else str(token)
-
-
-def _read_optional_json(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.exists() else {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptCheckpoint(
-            f"{path} is not a JSON object ({error}). Pull the model again."
-        ) from error
+    older = read_optional_json_object(folder / "special_tokens_map.json")
+    path = folder / "tokenizer_config.json"
+    values = {**older, **read_optional_json_object(path)}
+    tokens: dict[str, str] = {}
+    for key in _SPECIAL_TOKENS:
+        value = values.get(key)
+        text = value.get("content") if isinstance(value, dict) else value
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise CorruptCheckpoint(f"{path}: {key} is no token's text. Pull the model again.")
+        tokens[key] = text
+    return tokens

@@ -15,16 +15,53 @@ def test_nothing_is_in_place_before_the_commit(tmp_path: Path) -> None:
     assert (checkpoint_path(tmp_path, "model") / "file").read_text() == "new"
 
 
-def test_an_error_before_the_commit_leaves_no_working_files(tmp_path: Path) -> None:
+def test_an_error_before_the_commit_keeps_nothing_but_downloads(tmp_path: Path) -> None:
     def fail() -> None:
         with staged(tmp_path, "model") as staging:
-            (staging.scratch / "download").write_text("half")
+            (staging.new / "file").write_text("half")
+            (staging.open_downloads("source 1") / "part").write_text("half")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
-    assert [path.name for path in (tmp_path / "models/.staging/model").iterdir()] == ["lock"]
+    left = {path.name for path in (tmp_path / "models/.staging/model").iterdir()}
+    assert left == {"lock", "downloads"}
     assert not checkpoint_path(tmp_path, "model").exists()
+
+
+def test_downloads_are_kept_for_the_same_version_only(tmp_path: Path) -> None:
+    with staged(tmp_path, "model") as staging:
+        first = staging.open_downloads("source 1")
+        (first / "part").write_text("half")
+    with staged(tmp_path, "model") as staging:
+        assert staging.open_downloads("source 1") == first
+        assert (first / "part").read_text() == "half"
+        staging.open_downloads("source 2")
+        assert not first.exists()
+
+
+def test_downloads_end_with_the_commit_that_used_them(tmp_path: Path) -> None:
+    with staged(tmp_path, "model") as staging:
+        staging.open_downloads("source 1")
+        staging.commit()
+        assert not staging.downloads.exists()
+
+
+def test_a_removal_takes_checkpoint_and_downloads(tmp_path: Path) -> None:
+    checkpoint_path(tmp_path, "model").mkdir(parents=True)
+    with staged(tmp_path, "model") as staging:
+        staging.open_downloads("source 1")
+        staging.remove()
+        assert not staging.downloads.exists()
+    assert not checkpoint_path(tmp_path, "model").exists()
+
+
+def test_a_killed_removal_does_not_bring_the_checkpoint_back(tmp_path: Path) -> None:
+    removed = tmp_path / "models" / ".staging" / "model" / "removed"
+    removed.mkdir(parents=True)
+    with staged(tmp_path, "model") as staging:
+        assert not removed.exists()
+        assert not staging.final.exists()
 
 
 def test_what_a_killed_pull_left_is_removed(tmp_path: Path) -> None:

@@ -65,15 +65,6 @@ def test_a_file_that_was_only_touched_is_as_good(checkpoint: Checkpoint) -> None
     assert open_checkpoint(checkpoint.path).revision == checkpoint.revision
 
 
-@pytest.mark.parametrize(("value", "expected"), [(2, (2,)), ([2, 0], (2, 0)), (None, ())])
-def test_eos_ids_come_from_the_generation_config(
-    checkpoint: Checkpoint, value: object, expected: tuple[int, ...]
-) -> None:
-    (checkpoint.path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-    rewrite_manifest(checkpoint)
-    assert open_checkpoint(checkpoint.path).eos_token_ids == expected
-
-
 def test_several_weight_files_have_one_revision_that_depends_on_each() -> None:
     digests = {"a.safetensors": "1" * 64, "b.safetensors": "2" * 64}
     other = digests | {"b.safetensors": "3" * 64}

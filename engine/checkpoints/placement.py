@@ -1,0 +1,73 @@
+"""Brings a source's files into the new checkpoint's folder: downloaded, then linked, or converted
+if it is one GGUF file.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from engine.checkpoints.downloads import Downloads, RemoteFile
+from engine.checkpoints.errors import HashMismatch, SourceUnavailable
+from engine.checkpoints.file_records import FileRecords
+from engine.checkpoints.gguf_convert import convert_gguf
+from engine.checkpoints.layout import DESCRIPTION_FILES
+from engine.checkpoints.manifest import sha256_of_listing
+from engine.checkpoints.soundness import check_description
+
+
+def bring_model(
+    files: Sequence[RemoteFile], scratch: Path, folder: Path, *, sha256: str | None, what: str
+) -> str:
+    """Download the files of one `Layout` and place them, see ``place_files``.
+
+    The small files come first: a model that the engine can't run is refused before its weights are
+    downloaded.
+    """
+    downloads = Downloads(scratch)
+    described = [file for file in files if file.name in DESCRIPTION_FILES]
+    if described:  # a GGUF file describes itself
+        check_description(downloads.fetch(described, title="Looking"), where=what)
+    paths = downloads.fetch(files, title="Downloading")
+    return place_files(paths, downloads.records, folder, sha256=sha256, what=what)
+
+
+def place_files(
+    paths: Mapping[str, Path],
+    records: FileRecords,
+    folder: Path,
+    *,
+    sha256: str | None,
+    what: str,
+) -> str:
+    """Fill ``folder`` with the files of one `Layout`, all recorded; return the source's sha256.
+
+    That is the hash of the one file, or of the list of several. Raises `HashMismatch` before
+    anything is used if ``sha256`` is another one.
+    """
+    digests: dict[str, str] = {}
+    for name, path in paths.items():
+        record = records.find(path)
+        if record is None:
+            raise SourceUnavailable(f"{path} was changed while it was read: pull again.")
+        digests[name] = record.sha256
+    digest = sha256_of_listing(digests)
+    if sha256 is not None and sha256.lower() != digest:
+        raise HashMismatch(
+            f"{what} has sha256 {digest}, but {sha256} is pinned. Nothing of it was used. Check "
+            "where it comes from before you change the pin."
+        )
+    for name, path in paths.items():
+        if name.endswith(".gguf"):
+            convert_gguf(path, folder)
+        else:
+            link_or_copy(path, folder / name)
+    return digest
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link if the file system has them, otherwise a copy."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
