@@ -60,7 +60,7 @@ def make_card(engine_id: str = "e0", *, model: str = "m", max_model_len: int = 2
         weights_revision="r",
         root_key=b"root-of-" + model.encode(),
         block_size_tokens=16,
-        num_blocks=max_model_len // 8,
+        max_request_tokens=max_model_len,
         max_model_len=max_model_len,
         vocab_size=258,
         eos_token_ids=[EOS_ID],
