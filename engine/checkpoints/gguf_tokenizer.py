@@ -1,21 +1,29 @@
-"""Rebuilds tokenizer.json, tokenizer_config.json and the chat template from a GGUF file's
+"""Rebuilds tokenizer.json, tokenizer_config.json and the chat templates from a GGUF file's
 tokenizer.
 
-Byte-level BPE only, with the pre-tokenizers listed here: an unknown one is refused, since a guess
-would split text otherwise than the model was trained on and only make it slightly worse, which
-nobody would notice.
+Byte-level BPE and SentencePiece BPE; others are refused by name.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, processors
 
-from engine.checkpoints.errors import CorruptCheckpoint, UnsupportedCheckpoint
-from engine.checkpoints.gguf_config import special_token_id
+from engine.checkpoints.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
+from engine.checkpoints.gguf_byte_level import adds_bos_by_default, byte_level_tokenizer
 from engine.checkpoints.gguf_file import GgufFile
+from engine.checkpoints.gguf_metadata import flag, strings, text, token_id, vocab_size
+from engine.checkpoints.gguf_sentencepiece import SPACE, sentencepiece_tokenizer
+from engine.checkpoints.gguf_token_types import (
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    num_in_use,
+    token_types,
+)
 
-_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+_BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
 _SPECIAL_TOKEN_KINDS = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -24,26 +32,9 @@ _SPECIAL_TOKEN_KINDS = {
 }
 
 
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-_PRE_TOKENIZERS = {
-    "gpt-2": _gpt2,
-    "smollm": _single_digits,
-    "starcoder": _single_digits,
-    "refact": _single_digits,
-}
-"""By tokenizer.ggml.pre; llama.cpp splits each of these by the same expressions."""
-
-
 def write_tokenizer(file: GgufFile, folder: Path, *, context_len: int) -> None:
     """Write the tokenizer's files, and chat_template.jinja if the model has one."""
-    tokens = _strings(file, "tokenizer.ggml.tokens")
+    tokens = strings(file, "tokenizer.ggml.tokens")
     _build_tokenizer(file, tokens).save(str(folder / "tokenizer.json"))
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -51,86 +42,99 @@ def write_tokenizer(file: GgufFile, folder: Path, *, context_len: int) -> None:
         "clean_up_tokenization_spaces": False,
     }
     for name, kind in _SPECIAL_TOKEN_KINDS.items():
-        token_id = special_token_id(file, kind)
-        if token_id is not None:
-            config[name] = tokens[token_id]
-    template = file.metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
+        number = token_id(file, kind)
+        if number is not None:
+            config[name] = tokens[number]
+    template = text(file, "tokenizer.chat_template")
+    if template is not None:
         config["chat_template"] = template
         (folder / "chat_template.jinja").write_text(template, "utf-8", newline="\n")
+    named = _named_templates(file)
+    if named:
+        default = [] if template is None else [{"name": "default", "template": template}]
+        config["chat_template"] = default + named
     encoded = msgspec.json.format(msgspec.json.encode(config), indent=2)
     (folder / "tokenizer_config.json").write_bytes(encoded + b"\n")
 
 
 def _build_tokenizer(file: GgufFile, tokens: list[str]) -> Tokenizer:
-    pre_tokenizer = _pre_tokenizer(file)
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    num_rows = file.tensors["token_embd.weight"].shape[0]
-    if len(tokens) != num_rows or len(vocabulary) != num_rows:
+    model = text(file, "tokenizer.ggml.model")
+    if model not in (_BYTE_LEVEL, _SENTENCEPIECE):
+        raise UnsupportedCheckpoint(
+            f"{file.path} has a tokenizer {str(model)[:40]!r}; only byte-level BPE "
+            f"({_BYTE_LEVEL!r}) and SentencePiece BPE ({_SENTENCEPIECE!r}) are understood. Pull a "
+            "safetensors folder instead."
+        )
+    kinds = token_types(file, len(tokens))
+    if model == _SENTENCEPIECE:  # user-defined tokens stand there with the text's own spaces
+        tokens = [
+            token.replace(" ", SPACE) if kind == USER_DEFINED else token
+            for token, kind in zip(tokens, kinds, strict=True)
+        ]
+    num_rows = vocab_size(file)
+    if len(tokens) != num_rows or len(set(tokens)) != num_rows:
         raise CorruptCheckpoint(
-            f"{file.path} has {len(vocabulary)} different tokens for {num_rows} rows of "
+            f"{file.path} has {len(set(tokens))} different tokens for {num_rows} rows of "
             "embeddings. Download the file again."
         )
+    used = num_in_use(kinds)
+    vocabulary = {token: number for number, token in enumerate(tokens[:used])}
     try:
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(file)))
-        bos_processor = _bos_processor(file, tokens)
-    except Exception as error:  # the Rust library raises nothing narrower
+        if model == _SENTENCEPIECE:
+            tokenizer = sentencepiece_tokenizer(file, vocabulary, kinds)
+            adds_bos = True
+        else:
+            tokenizer = byte_level_tokenizer(file, vocabulary)
+            adds_bos = adds_bos_by_default(file)
+        processor = _processor(file, tokens, adds_bos=adds_bos)
+        if processor is not None:
+            tokenizer.post_processor = processor
+        _add_special_tokens(tokenizer, tokens[:used], kinds)
+    except (CheckpointError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the Rust library raises nothing narrower, and may panic
         raise CorruptCheckpoint(
             f"{file.path}: its tokenizer does not fit together ({error}). Download the file again."
         ) from error
-    tokenizer.pre_tokenizer = pre_tokenizer
-    tokenizer.decoder = decoders.ByteLevel()
-    if bos_processor is not None:
-        tokenizer.post_processor = bos_processor
-    _add_special_tokens(file, tokenizer, tokens)
     return tokenizer
 
 
-def _bos_processor(file: GgufFile, tokens: list[str]) -> processors.PostProcessor | None:
-    """Puts the BOS token before every text, for models that were trained so."""
-    bos_token_id = special_token_id(file, "bos")
-    if bos_token_id is None or file.metadata.get("tokenizer.ggml.add_bos_token") is not True:
+def _processor(
+    file: GgufFile, tokens: list[str], *, adds_bos: bool
+) -> processors.PostProcessor | None:
+    """Puts the BOS and EOS tokens around every text, for models that were trained so."""
+    ends = (("bos", adds_bos), ("eos", False))
+    found = {}
+    for kind, default in ends:
+        number = token_id(file, kind)
+        if flag(file, f"tokenizer.ggml.add_{kind}_token", default=default) and number is not None:
+            found[kind] = (tokens[number], number)
+    if not found:
         return None
-    bos_token = tokens[bos_token_id]
+    before = [found["bos"][0]] if "bos" in found else []
+    after = [found["eos"][0]] if "eos" in found else []
     return processors.TemplateProcessing(
-        single=[bos_token, "$A"], special_tokens=[(bos_token, bos_token_id)]
+        single=[*before, "$A", *after], special_tokens=sorted(set(found.values()))
     )
 
 
-def _add_special_tokens(file: GgufFile, tokenizer: Tokenizer, tokens: list[str]) -> None:
-    kinds = file.metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(kinds, list) or len(kinds) != len(tokens):
-        raise CorruptCheckpoint(
-            f"{file.path} does not say of what type each token is. Download the file again."
-        )
-    for token, kind in zip(tokens, kinds, strict=True):
-        if kind == _CONTROL:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif kind == _USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
+def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: Sequence[int]) -> None:
+    special, ordinary = [], []
+    for token, kind in zip(tokens, kinds, strict=False):
+        if kind in (CONTROL, UNKNOWN):
+            special.append(AddedToken(token, special=True, normalized=False))
+        elif kind == USER_DEFINED:
+            ordinary.append(AddedToken(token, special=False, normalized=False))
+    # All at once: the library rebuilds its matcher at each call.
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(ordinary)
 
 
-def _pre_tokenizer(file: GgufFile) -> pre_tokenizers.PreTokenizer:
-    model = file.metadata.get("tokenizer.ggml.model")
-    name = file.metadata.get("tokenizer.ggml.pre")
-    if model != "gpt2" or not isinstance(name, str) or name not in _PRE_TOKENIZERS:
-        known = ", ".join(sorted(_PRE_TOKENIZERS))
-        raise UnsupportedCheckpoint(
-            f"{file.path} has a tokenizer {model!r} with pre-tokenizer {name!r}; byte-level BPE "
-            f"('gpt2') with one of {known} is understood. Pull a safetensors folder instead."
-        )
-    return _PRE_TOKENIZERS[name]()
-
-
-def _merges(file: GgufFile) -> list[tuple[str, str]]:
-    pairs = [tuple(merge.split(" ")) for merge in _strings(file, "tokenizer.ggml.merges")]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("a merge is not a pair")
-    return pairs  # type: ignore[return-value]
-
-
-def _strings(file: GgufFile, key: str) -> list[str]:
-    value = file.metadata.get(key)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise CorruptCheckpoint(f"{file.path}: {key} is no list of strings. Download it again.")
-    return value  # type: ignore[return-value]
+def _named_templates(file: GgufFile) -> list[dict[str, str]]:
+    """Templates beside the default one, such as that for tools."""
+    key = "tokenizer.chat_templates"
+    names = strings(file, key) if key in file.metadata else []
+    found = [(name, text(file, f"tokenizer.chat_template.{name}")) for name in names]
+    return [
+        {"name": name, "template": template} for name, template in found if template is not None
+    ]

@@ -93,9 +93,9 @@ def test_a_model_that_wants_a_bos_token_gets_it(tiny_model: "TinyModel", tmp_pat
 @pytest.mark.parametrize(
     ("metadata", "named"),
     [
-        ({"tokenizer.ggml.pre": "tekken"}, "tekken"),
-        ({"tokenizer.ggml.model": "llama"}, "llama"),
-        ({"llama.rope.scaling.type": "yarn"}, "rotary"),
+        ({"tokenizer.ggml.pre": "poro-chat"}, "poro-chat"),
+        ({"tokenizer.ggml.model": "t5"}, "t5"),
+        ({"llama.rope.scaling.type": "longrope"}, "rotary"),
         ({"llama.expert_count": 8}, "mixture"),
         ({"llama.rope.dimension_count": 4}, "rotated"),
     ],
