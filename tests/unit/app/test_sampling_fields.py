@@ -1,7 +1,7 @@
 """What chat and text completions have in common: every field is understood or refused by name."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,18 +12,18 @@ from app.completion_request import parse_completion_request
 from app.errors import InvalidRequestError
 from app.sampling_fields import SamplingFields
 
-Parse = Callable[[Mapping[str, Any]], SamplingFields]
+Parse = Callable[[dict[str, Any]], SamplingFields]
 
 NAN = float("nan")
 INFINITY = float("inf")
 
 
-def parse_chat(fields: Mapping[str, Any]) -> SamplingFields:
+def parse_chat(fields: dict[str, Any]) -> SamplingFields:
     good = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     return parse_chat_request(good | fields, max_fanout=16)
 
 
-def parse_completion(fields: Mapping[str, Any]) -> SamplingFields:
+def parse_completion(fields: dict[str, Any]) -> SamplingFields:
     return parse_completion_request({"model": "m", "prompt": "Hi"} | fields, max_fanout=16)
 
 
@@ -98,13 +98,14 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"skip_special_tokens": False}, "skip_special_tokens"),
     ({"skip_special_tokens": "no"}, "skip_special_tokens"),
 ]
-BAD: list[tuple[dict[str, Any], str]] = [
-    *(({name: value}, name) for name, (_, bad) in NUMBERS.items() for value in bad),
-    *(({name: value}, name) for name in NUMBERS for value in NO_NUMBERS),
-    *(({name: value}, name) for name in BOOLEANS for value in (1, 0, "yes", [], {})),
-    *(({name: value}, name) for name, value in REFUSED.items()),
-    *OTHERS,
+NO_BOOLEANS: list[Any] = [1, 0, "yes", [], {}]
+WRONG: list[tuple[str, Any]] = [
+    *((name, value) for name, (_, bad) in NUMBERS.items() for value in bad),
+    *((name, value) for name in NUMBERS for value in NO_NUMBERS),
+    *((name, value) for name in BOOLEANS for value in NO_BOOLEANS),
+    *REFUSED.items(),
 ]
+BAD = [*(({name: value}, name) for name, value in WRONG), *OTHERS]
 
 
 @both_routes
