@@ -1,6 +1,8 @@
 """Reading a request's body: from a client that takes its time, and of hostile sizes."""
 
 import asyncio
+import contextlib
+import gc
 import math
 
 import pytest
@@ -60,3 +62,18 @@ def test_numbers_that_are_none_are_left_to_validation(number: str) -> None:
     assert not math.isfinite(value)
     with pytest.raises(InvalidRequestError, match="not valid JSON"):  # the slow parser's bound
         parse_json_object(b'{"x": %s, "y": "%s"}' % (number.encode(), b"a" * 2**20))
+
+
+@pytest.mark.parametrize("body", [b'{"x": [%s0]}' % (b"[]," * 50_000), b"{" + b" " * 100_000])
+def test_the_garbage_collector_runs_again_after_a_large_body(body: bytes) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        parse_json_object(body)
+    assert gc.isenabled()
+
+
+def test_a_large_body_sets_off_no_full_collection_while_it_is_parsed() -> None:
+    gc.collect()
+    before = gc.get_stats()[2]["collections"]
+    value = parse_json_object(b'{"x": [%s0]}' % (b"[]," * 290_000))
+    assert gc.get_stats()[2]["collections"] <= before + 1
+    assert len(value["x"]) == 290_001
