@@ -1,5 +1,8 @@
 """The paged KV pool: one tensor, cut into blocks that the planner hands out by number.
 
+All KV groups take blocks from it. A block serves one group at a time and holds the KV of all its
+layers, so the n-th layers of all groups share a view and differ by their block tables.
+
 Must not know sequences or who owns a block.
 """
 
@@ -19,7 +22,7 @@ class KvPool:
         self, geometry: KvGeometry, num_blocks: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (
-            geometry.num_layers,
+            geometry.layers_per_block,
             num_blocks,
             geometry.block_size_tokens,
             2,
@@ -28,7 +31,13 @@ class KvPool:
         )
         # Not zeroed: pages that no sequence ever touched then cost no memory.
         self._blocks = torch.empty(shape, dtype=dtype, device=device)
-        self.layers: tuple[Tensor, ...] = self._blocks.flatten(1, 2).unbind(0)
+        views = self._blocks.flatten(1, 2).unbind(0)
+        place_of = {
+            layer: place for group in geometry.groups for place, layer in enumerate(group.layers)
+        }
+        self.layers: tuple[Tensor, ...] = tuple(
+            views[place_of[layer]] for layer in range(geometry.num_layers)
+        )
         """Per layer [num_blocks * block_size, 2, num_kv_heads, head_dim]: row ``b * block_size +
         i`` holds key and value of token ``i`` of block ``b``."""
 

@@ -1,17 +1,37 @@
-"""Weights from safetensors files, mapped into memory: processes on one node share the pages.
+"""Where the weights of a model come from: safetensors files, or nowhere for their shapes alone.
 
-Reading a tensor copies nothing. Whoever converts or repacks one makes its own copy and says so.
-Must not know what a tensor is for.
+Files are mapped into memory: processes on one node share the pages. Reading a tensor copies
+nothing; whoever converts or repacks one makes its own copy and says so. Must not know what a tensor
+is for.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointError
+
+_STORED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+class Weights(Protocol):
+    """The tensors of a checkpoint by name."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor called ``name``; `CheckpointError` if absent or of another shape."""
+        ...
+
+    def check_all_taken(
+        self, *, ignored_suffixes: Sequence[str] = (), ignored_prefixes: Sequence[str] = ()
+    ) -> None:
+        """Raise `CheckpointError` if tensors are left over: the architecture is another one."""
+        ...
 
 
 class WeightFiles:
@@ -29,6 +49,9 @@ class WeightFiles:
                 ) from error
             self._file_of.update(dict.fromkeys(list(file.keys()), file))
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor called ``name``, mapped; `CheckpointError` if absent or of another shape."""
         file = self._file_of.get(name)
@@ -43,21 +66,56 @@ class WeightFiles:
                 f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for "
                 f"{shape}. Pull the model again."
             )
+        if tensor.dtype not in _STORED_DTYPES:
+            raise CheckpointError(
+                f"tensor {name!r} is stored as {str(tensor.dtype).removeprefix('torch.')}, which "
+                "is not supported: use a checkpoint in bfloat16, float16 or float32."
+            )
         self._taken.add(name)
         return tensor
 
-    def check_all_taken(self, *, ignored: Sequence[str] = ()) -> None:
+    def check_all_taken(
+        self, *, ignored_suffixes: Sequence[str] = (), ignored_prefixes: Sequence[str] = ()
+    ) -> None:
         """Left-over tensors mean another architecture: raises `CheckpointError` and names one.
 
-        ``ignored`` are endings of names that carry nothing.
+        Names that begin or end as ``ignored`` may stay.
         """
         left = [
             name
             for name in self._file_of
-            if name not in self._taken and not name.endswith(tuple(ignored))
+            if name not in self._taken
+            and not name.endswith(tuple(ignored_suffixes))
+            and not name.startswith(tuple(ignored_prefixes))
         ]
         if left:
             raise CheckpointError(
                 f"the checkpoint has {len(left)} tensors that its architecture doesn't use, "
                 f"such as {min(left)!r}: it is a model of another kind."
             )
+
+
+class MetaWeights:
+    """Tensors of any name and shape without memory, to build a model of any size from its config
+    alone. Counts what was asked for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.num_elements = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self._dtype.itemsize
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = torch.empty(shape, dtype=self._dtype, device="meta")
+        self.num_elements += tensor.numel()
+        return tensor
+
+    def check_all_taken(
+        self, *, ignored_suffixes: Sequence[str] = (), ignored_prefixes: Sequence[str] = ()
+    ) -> None:
+        """There is nothing that could be left over."""

@@ -11,8 +11,8 @@ from engine.errors import EngineConfigError
 from engine.kv_pool import KvPool
 from engine.layers.linear import WeightLayout, can_pack, limit_shape_caches
 from engine.loader import WeightFiles
-from engine.models.llama import LlamaModel
-from engine.models.llama_config import LlamaConfig
+from engine.models.loading import load_model
+from engine.models.model_config import ModelConfig
 from engine.torch_runner import TorchRunner
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -20,7 +20,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 def load_torch_runner(
     config: EngineConfig,
-    model_config: LlamaConfig,
+    model_config: ModelConfig,
     weights_paths: Sequence[Path],
     *,
     num_blocks: int,
@@ -34,12 +34,13 @@ def load_torch_runner(
     geometry = model_config.kv_geometry(
         block_size_tokens=config.block_size_tokens, bytes_per_element=dtype.itemsize
     )
-    attention = create_attention(config.attention, device, geometry)
+    attention = create_attention(
+        config.attention, device, geometry, scale=model_config.attention_scale
+    )
     with torch.inference_mode():
-        model = LlamaModel.load(
+        model = load_model(
             model_config,
             WeightFiles(weights_paths),
-            max_len=max_model_len,
             dtype=dtype,
             device=device,
             layout=_resolve_layout(config, dtype),
@@ -47,12 +48,12 @@ def load_torch_runner(
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
         return TorchRunner(
             model=model,
+            geometry=geometry,
             kv_pool=kv_pool,
             attention=attention,
             device=device,
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
-            block_size_tokens=config.block_size_tokens,
             is_poisoning=config.debug_poison_freed_blocks,
         )
 

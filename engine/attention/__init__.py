@@ -9,9 +9,11 @@ from engine.errors import EngineConfigError
 from engine.kv_geometry import KvGeometry
 
 
-def create_attention(name: str, device: torch.device, geometry: KvGeometry) -> AttentionBackend:
+def create_attention(
+    name: str, device: torch.device, geometry: KvGeometry, *, scale: float
+) -> AttentionBackend:
     """The back end called ``name`` in the configuration; ``auto`` is the fastest one for the
-    device."""
+    device. ``scale`` is the factor of the products of queries and keys."""
     if name == "auto":
         name = "cpu" if device.type == "cpu" else "reference"
     if name == "cpu":
@@ -19,5 +21,5 @@ def create_attention(name: str, device: torch.device, geometry: KvGeometry) -> A
             raise EngineConfigError(
                 f"attention 'cpu' doesn't run on {device.type}; use 'auto' or 'reference'."
             )
-        return CpuAttention(geometry)
-    return ReferenceAttention(device)
+        return CpuAttention(geometry, scale)
+    return ReferenceAttention(device, scale)

@@ -1,7 +1,8 @@
 """Attention on CPUs: decodes in batches of similar context, prefill chunks one by one.
 
-KV is gathered row by row from the pool into a dense buffer, exactly the rows that were written;
-shorter sequences of a group repeat their own first row instead, and the mask takes it out again.
+KV is gathered row by row from the pool into a dense buffer, exactly the rows that were written and
+are within the window; shorter sequences of a group repeat their own last row instead, and the mask
+takes it out again.
 """
 
 from collections.abc import Iterator
@@ -25,15 +26,17 @@ _MAX_GROUP_BYTES = 1024 * 1024
 class CpuAttention:
     """Dense kernels on gathered KV."""
 
-    def __init__(self, geometry: KvGeometry) -> None:
+    def __init__(self, geometry: KvGeometry, scale: float) -> None:
+        self._scale = scale
         self._max_group_rows = max(1, _MAX_GROUP_BYTES // geometry.row_bytes)
 
     def prepare(self, batch: RaggedBatch) -> StepAttention:
-        return _CpuStep(batch, self._max_group_rows)
+        return _CpuStep(batch, self._max_group_rows, self._scale)
 
 
 class _CpuStep:
-    def __init__(self, batch: RaggedBatch, max_group_rows: int) -> None:
+    def __init__(self, batch: RaggedBatch, max_group_rows: int, scale: float) -> None:
+        self._scale, self._window = scale, batch.window
         self._new_rows = torch.from_numpy(batch.new_rows())
         is_longer = batch.num_tokens > 1
         num_decodes = int(is_longer.argmax()) if is_longer.any() else len(batch.starts)
@@ -55,11 +58,19 @@ class _CpuStep:
             # A flat row is one memcpy: 37 µs by itself, where a profile of the gather with inner
             # dimensions had shown about 150 µs.
             gathered = rows_of_pool.index_select(0, chunk.rows).view(-1, *kv.shape[1:])
-            attend_prefill(query[chunk.tokens], gathered, output[chunk.tokens])
+            attend_prefill(
+                query[chunk.tokens],
+                gathered,
+                output[chunk.tokens],
+                scale=self._scale,
+                window=self._window,
+            )
         for group in self._decodes:
             gathered = rows_of_pool.index_select(0, group.rows)
             gathered = gathered.view(group.num_seqs, -1, *kv.shape[1:])
-            output[group.tokens] = attend_decodes(query[group.tokens], gathered, group.mask)
+            output[group.tokens] = attend_decodes(
+                query[group.tokens], gathered, group.mask, scale=self._scale
+            )
         return output.flatten(1)
 
 
@@ -70,7 +81,7 @@ class _PrefillChunk:
     tokens: slice
     """Where they stand in the flat token dimension."""
     rows: Tensor
-    """[context_len] Pool rows of the sequence."""
+    """[context_len - context_begin] Pool rows of what they attend to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +92,16 @@ class _DecodeGroup:
     tokens: slice | Tensor
     """Where the queries stand in the flat token dimension."""
     rows: Tensor
-    """[num_seqs * max_context_len] Pool rows, padded."""
+    """[num_seqs * max_visible_len] Pool rows, padded."""
     mask: Tensor | None
-    """[num_seqs, max_context_len] True where a row is the sequence's own; absent without
+    """[num_seqs, max_visible_len] True where a row is the sequence's own; absent without
     padding."""
 
 
 def _group_decodes(
     batch: RaggedBatch, num_decodes: int, max_group_rows: int
 ) -> Iterator[_DecodeGroup]:
-    lens = batch.context_lens[:num_decodes]
+    lens = (batch.context_lens - batch.context_begins)[:num_decodes]
     order = np.argsort(-lens, kind="stable")
     begin = 0
     while begin < num_decodes:
@@ -109,12 +120,12 @@ def _group_size(lens: IntArray, max_group_rows: int) -> int:
 
 
 def _create_group(batch: RaggedBatch, members: IntArray) -> _DecodeGroup:
-    lens = batch.context_lens[members][:, None]
-    positions = np.arange(lens.max())
-    block, offset = np.divmod(positions, batch.block_size)
-    rows = batch.block_tables[members][:, block] * batch.block_size + offset
-    is_own = positions < lens
-    rows = np.where(is_own, rows, rows[:, :1])
+    begins, ends = batch.context_begins[members, None], batch.context_lens[members, None]
+    positions = begins + np.arange((ends - begins).max())
+    block, offset = np.divmod(np.minimum(positions, ends - 1), batch.block_size)
+    blocks = np.take_along_axis(batch.block_tables[members], block, axis=1)
+    rows = blocks * batch.block_size + offset
+    is_own = positions < ends
     # Neighbours in the batch are a slice of the queries: nothing to gather or scatter.
     first, end = int(members[0]), int(members[-1]) + 1
     return _DecodeGroup(

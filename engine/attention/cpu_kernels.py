@@ -13,35 +13,54 @@ _QUERY_TILE = 64
 prompt."""
 
 
-def attend_prefill(query: Tensor, kv: Tensor, output: Tensor) -> None:
+def attend_prefill(
+    query: Tensor, kv: Tensor, output: Tensor, *, scale: float, window: int | None
+) -> None:
     """Causal attention of the last ``num_tokens`` positions of one sequence.
 
     ``query`` and ``output`` are [num_tokens, num_heads, head_dim], ``kv`` is [context_len, 2,
-    num_kv_heads, head_dim]. Matrix products, not torch's fused kernel: in bfloat16 that takes
-    about twice as long. Scores are rounded to the dtype before the softmax, as transformers does.
+    num_kv_heads, head_dim] and begins where the first query's ``window`` does, or before.
+
+    Matrix products, not torch's fused kernel: in bfloat16 that takes about twice as long. Scores
+    are rounded to the dtype before the softmax, as transformers does.
     """
     num_tokens, num_heads, head_dim = query.shape
     context_len, _, num_kv_heads, _ = kv.shape
     group = num_heads // num_kv_heads
     keys, values = kv.permute(1, 2, 0, 3).unbind(0)  # [num_kv_heads, context_len, head_dim]
-    scaled = query * head_dim**-0.5
+    scaled = query * scale
     is_future = torch.ones(_QUERY_TILE, _QUERY_TILE, dtype=torch.bool).triu(diagonal=1)
     for begin in range(0, num_tokens, _QUERY_TILE):
         end = min(begin + _QUERY_TILE, num_tokens)
         tile = end - begin
-        visible = context_len - num_tokens + end
+        visible_end = context_len - num_tokens + end
+        window_begin = 0 if window is None else visible_end - tile + 1 - window
+        visible_begin = max(0, window_begin)
         queries = scaled[begin:end].view(tile, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
         queries = queries.reshape(num_kv_heads, group * tile, head_dim)
-        scores = torch.bmm(queries, keys[:, :visible].transpose(1, 2))
+        scores = torch.bmm(queries, keys[:, visible_begin:visible_end].transpose(1, 2))
+        by_head = scores.view(num_heads, tile, visible_end - visible_begin)
         # Only the tile's own positions, the last of its context, hold a future.
-        own = scores.view(num_heads, tile, visible)[:, :, visible - tile :]
-        own.masked_fill_(is_future[:tile, :tile], -torch.inf)
-        attended = torch.bmm(scores.softmax(dim=-1), values[:, :visible])
+        by_head[:, :, -tile:].masked_fill_(is_future[:tile, :tile], -torch.inf)
+        if window is not None:
+            _mask_before_windows(by_head, visible_begin - window_begin)
+        attended = torch.bmm(scores.softmax(dim=-1), values[:, visible_begin:visible_end])
         attended = attended.view(num_kv_heads, group, tile, head_dim).permute(2, 0, 1, 3)
         output[begin:end].view(tile, num_kv_heads, group, head_dim).copy_(attended)
 
 
-def attend_decodes(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
+def _mask_before_windows(scores: Tensor, num_hidden: int) -> None:
+    """Take out what lies before the window of each query of a tile.
+
+    ``scores`` is [num_heads, tile, visible]; the first query's window begins ``num_hidden``
+    positions before the first visible one, each next one's a position later.
+    """
+    tile, width = scores.shape[1], min(scores.shape[1:])
+    is_past = torch.ones(tile, width, dtype=torch.bool).tril(diagonal=-1 - num_hidden)
+    scores[:, :, :width].masked_fill_(is_past, -torch.inf)
+
+
+def attend_decodes(query: Tensor, kv: Tensor, mask: Tensor | None, *, scale: float) -> Tensor:
     """Attention of one query per sequence, [num_seqs, num_heads, head_dim].
 
     ``query`` has that shape too, ``kv`` is [num_seqs, context_len, 2, num_kv_heads, head_dim] and
@@ -56,5 +75,6 @@ def attend_decodes(query: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
         keys,
         values,
         attn_mask=None if mask is None else mask[:, None, None],
+        scale=scale,
     )
     return attended.flatten(1, 2)

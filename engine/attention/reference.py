@@ -13,13 +13,15 @@ class ReferenceAttention:
     """Runs on any device."""
 
     device: torch.device
+    scale: float
 
     def prepare(self, batch: RaggedBatch) -> StepAttention:
-        return _ReferenceStep(batch, self.device)
+        return _ReferenceStep(batch, self.device, self.scale)
 
 
 class _ReferenceStep:
-    def __init__(self, batch: RaggedBatch, device: torch.device) -> None:
+    def __init__(self, batch: RaggedBatch, device: torch.device, scale: float) -> None:
+        self._scale, self._window = scale, batch.window
         self._new_rows = torch.from_numpy(batch.new_rows()).to(device)
         self._sequences = [
             (
@@ -33,24 +35,35 @@ class _ReferenceStep:
     def __call__(self, query: Tensor, new_kv: Tensor, kv: Tensor) -> Tensor:
         kv[self._new_rows] = new_kv
         outputs = [
-            attend_one(query[first : first + num_tokens], kv[rows, 0], kv[rows, 1])
+            attend_one(
+                query[first : first + num_tokens],
+                kv[rows, 0],
+                kv[rows, 1],
+                scale=self._scale,
+                window=self._window,
+            )
             for first, num_tokens, rows in self._sequences
         ]
         return torch.cat(outputs).flatten(1)
 
 
-def attend_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend_one(
+    query: Tensor, keys: Tensor, values: Tensor, *, scale: float, window: int | None = None
+) -> Tensor:
     """Causal attention of the last ``num_tokens`` positions of one sequence.
 
     ``query`` is [num_tokens, num_heads, head_dim], ``keys`` and ``values`` [context_len,
-    num_kv_heads, head_dim]; the last query attends to all of them.
+    num_kv_heads, head_dim]; each query attends to the last ``window`` tokens up to its own.
     """
-    num_tokens, num_heads, head_dim = query.shape
+    num_tokens, num_heads, _ = query.shape
     context_len, num_kv_heads, _ = keys.shape
     keys = keys.repeat_interleave(num_heads // num_kv_heads, dim=1).float()
     values = values.repeat_interleave(num_heads // num_kv_heads, dim=1).float()
-    scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * head_dim**-0.5
-    is_visible = torch.ones(num_tokens, context_len, dtype=torch.bool, device=query.device)
-    is_visible = is_visible.tril(diagonal=context_len - num_tokens)
+    scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
+    key_positions = torch.arange(context_len, device=query.device)
+    own_positions = key_positions[-num_tokens:, None]
+    is_visible = key_positions <= own_positions
+    if window is not None:
+        is_visible &= key_positions > own_positions - window
     weights = scores.masked_fill(~is_visible, -torch.inf).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)

@@ -1,0 +1,142 @@
+"""The decoder of all families: token ids to logits.
+
+Tokens of all sequences lie in one flat dimension, without padding; only attention knows where a
+sequence begins, and it comes as an argument. What differs between families is in `ModelConfig`;
+`engine.models.loading` makes the layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name for it
+from torch import Tensor
+
+from engine.attention.base import StepAttention
+from engine.layers.linear import Linear
+from engine.layers.norm import RmsNorm
+from engine.layers.rotary import RotaryEmbedding, rotate_
+from engine.models.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class QueryKeyNorms:
+    """Norms of every head, over its dimensions."""
+
+    query: RmsNorm
+    key: RmsNorm
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Weights of one layer."""
+
+    rotary: int
+    """Which of the model's rotary embeddings turns the heads."""
+    input_norm: RmsNorm
+    qkv: Linear
+    qk_norms: QueryKeyNorms | None
+    attention_output: Linear
+    attention_output_norm: RmsNorm | None
+    mlp_norm: RmsNorm
+    gate_up: Linear
+    down: Linear
+    mlp_output_norm: RmsNorm | None
+
+
+class DecoderModel:
+    """One model with its weights."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        embedding: Tensor,
+        rotaries: Sequence[RotaryEmbedding],
+        layers: Sequence[DecoderLayer],
+        final_norm: RmsNorm,
+        head: Tensor,
+        lm_head: Linear,
+    ) -> None:
+        self.config = config
+        self._embedding = embedding
+        self._rotaries = tuple(rotaries)
+        self._layers = tuple(layers)
+        self._final_norm = final_norm
+        self._head = head
+        self._lm_head = lm_head
+        # Gemma was trained with the scale rounded to the weights' dtype.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_layers: Sequence[Tensor],
+        attention: Sequence[StepAttention],
+    ) -> Tensor:
+        """Last hidden states [num_tokens, hidden_size] in float32; writes the KV of all tokens to
+        ``kv_layers``.
+
+        ``token_ids`` and ``positions`` are [num_tokens], sequence after sequence as ``attention``,
+        one per layer, has them. The residual stream is float32 whatever the weights are: in
+        bfloat16 the sum of each layer would round away what the next ones need.
+        """
+        rotations = [rotary.at(positions) for rotary in self._rotaries]
+        x = F.embedding(token_ids, self._embedding).float()  # [num_tokens, hidden_size]
+        if self._embedding_scale != 1.0:
+            x *= self._embedding_scale
+        for layer, kv, attend in zip(self._layers, kv_layers, attention, strict=True):
+            cos, sin = rotations[layer.rotary]
+            attended = self._attend(layer, layer.input_norm(x), cos, sin, kv, attend)
+            x += _normed(layer.attention_output(attended), layer.attention_output_norm)
+            gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
+            x += _normed(layer.down(self._activate(gate).mul_(up)), layer.mlp_output_norm)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_rows, vocab_size] for the rows of last hidden states given, in the weights' dtype.
+
+        bfloat16 has a step of 1/8 at a logit of 25: the likeliest tokens often tie.
+        """
+        return self._cap(self._lm_head(self._final_norm(hidden)))
+
+    def exact_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits in float32 of a few tokens per row: ``token_ids`` is [num_rows, num_tokens]."""
+        normed = self._final_norm.exact(hidden)
+        return self._cap((self._head[token_ids].float() @ normed.unsqueeze(-1)).squeeze(-1))
+
+    def _attend(
+        self,
+        layer: DecoderLayer,
+        normed: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv: Tensor,
+        attend: StepAttention,
+    ) -> Tensor:
+        """[num_tokens, num_heads * head_dim]"""
+        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
+        head_dim = self.config.head_dim
+        num_rotated = num_heads + num_kv_heads
+        heads = layer.qkv(normed).view(-1, num_rotated + num_kv_heads, head_dim)
+        if layer.qk_norms is not None:
+            query, key = heads[:, :num_heads], heads[:, num_heads:num_rotated]
+            query.copy_(layer.qk_norms.query(query))
+            key.copy_(layer.qk_norms.key(key))
+        rotate_(heads[:, :num_rotated], cos, sin)
+        new_kv = heads[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
+        return attend(heads[:, :num_heads], new_kv, kv)
+
+    def _activate(self, gate: Tensor) -> Tensor:
+        if self.config.activation == "silu":
+            return F.silu(gate)
+        return F.gelu(gate, approximate="tanh")
+
+    def _cap(self, logits: Tensor) -> Tensor:
+        cap = self.config.final_logit_softcap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+
+def _normed(output: Tensor, norm: RmsNorm | None) -> Tensor:
+    return output if norm is None else norm.exact(output.float())

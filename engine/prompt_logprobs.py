@@ -1,0 +1,29 @@
+"""Log probabilities of prompt tokens: a logit row for each of them, a bounded number at a time."""
+
+from torch import Tensor
+
+from engine.attention.base import IntArray
+from engine.messages import TokenLogprobs
+from engine.models.decoder import DecoderModel
+from engine.sampling.logprobs import token_logprobs
+
+_MAX_ROWS = 64
+"""A row of logits takes a megabyte and more in a vocabulary of 262,144."""
+
+
+def score_tokens(
+    model: DecoderModel, hidden: Tensor, token_ids: IntArray, num_top: int
+) -> tuple[TokenLogprobs, ...]:
+    """How likely each token was after the position whose last hidden state is its row of
+    ``hidden`` [num_tokens, hidden_size]."""
+    scores: list[TokenLogprobs] = []
+    for begin in range(0, len(token_ids), _MAX_ROWS):
+        rows = hidden[begin : begin + _MAX_ROWS]
+
+        def rescore(ids: Tensor, rows: Tensor = rows) -> Tensor:
+            return model.exact_logits(rows, ids)
+
+        scores += token_logprobs(
+            model.logits(rows), token_ids[begin : begin + _MAX_ROWS], num_top, rescore
+        )
+    return tuple(scores)
