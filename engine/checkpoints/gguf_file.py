@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
@@ -19,7 +20,10 @@ from engine.checkpoints.gguf_header import GgufHeader, GgufTensor, Value, read_h
 
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MAX_SHARDS = 1000
-_CHUNK_VALUES = 1 << 20  # 4 MiB of float32: stays in a core's cache together with its bfloat16
+_CHUNK_VALUES = 1 << 16
+_PIECE_VALUES = 1 << 15
+"""Dequantized at once. Its intermediate arrays stay in a core's cache and below the size from which
+malloc maps fresh pages: three times as fast as a million values at once."""
 
 
 class GgufFile:
@@ -73,20 +77,27 @@ class GgufFile:
         num_rows, columns = prod(tensor.shape[:-1]), tensor.shape[-1]
         data = self._shards[tensor.shard]
         raw = data[tensor.offset_bytes : tensor.offset_bytes + tensor.num_bytes]
-        rows = raw.reshape(num_rows, -1)
+        row_bytes = tensor.num_bytes // num_rows
         step = max(1, _CHUNK_VALUES // columns // multiple_of) * multiple_of
         for begin in range(0, num_rows, step):
-            yield self._dequantize(tensor, rows[begin : begin + step])
+            chunk = raw[begin * row_bytes : (begin + step) * row_bytes]
+            yield self._dequantize(tensor, chunk).reshape(-1, columns)
 
     def read(self, tensor: GgufTensor) -> NDArray[np.float32]:
         """All values of a small tensor, in its row-major shape."""
         return np.concatenate(list(self.read_rows(tensor))).reshape(tensor.shape)
 
-    def _dequantize(self, tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _dequantize(self, tensor: GgufTensor, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Values of a whole number of blocks."""
+        block_values, block_bytes = GGML_QUANT_SIZES[tensor.quantization]
+        piece_bytes = _PIECE_VALUES // block_values * block_bytes
+        pieces = [raw[begin : begin + piece_bytes] for begin in range(0, len(raw), piece_bytes)]
         try:
-            # A hostile scale may overflow; the check below sees it.
+            # A damaged scale may overflow; the check below sees it.
             with np.errstate(all="ignore"):
-                values = np.asarray(dequantize(rows, tensor.quantization), dtype=np.float32)
+                values = np.concatenate(
+                    [dequantize(piece, tensor.quantization) for piece in pieces], dtype=np.float32
+                )
         except NotImplementedError as error:
             raise UnsupportedCheckpoint(
                 f"{self.path}: tensor {tensor.name!r} is stored as {tensor.quantization.name}, "
@@ -125,7 +136,7 @@ def shard_paths(path: Path) -> list[Path]:
 
 def _open_one(path: Path) -> tuple[NDArray[np.uint8], GgufHeader]:
     try:
-        data = np.memmap(path, dtype=np.uint8, mode="r")
+        data = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
         return data, read_header(data)
     except UnsupportedCheckpoint as error:
         raise UnsupportedCheckpoint(f"{path}: {error}") from error

@@ -19,6 +19,7 @@ from engine.checkpoints.gguf_token_types import NORMAL, USER_DEFINED
 
 SPACE = "▁"
 _MAX_PIECE_CHARS = 256  # SentencePiece's own limit is 16 unless the trainer raises it
+_MAX_MERGES = 1 << 21  # Gemma 3, the largest, has 514,906
 
 
 def sentencepiece_tokenizer(
@@ -75,5 +76,10 @@ def _merges(
             if left in mergeable and right in mergeable:
                 order = (-score, -cut, mergeable[left], mergeable[right])
                 ranked.append((order, (left, right)))
+        if len(ranked) > _MAX_MERGES:
+            raise CorruptCheckpoint(
+                f"{file.path}: its tokens merge in more than {_MAX_MERGES} ways, which makes no "
+                "sense. Download it again."
+            )
     ranked.sort()
     return [pair for _, pair in ranked]
