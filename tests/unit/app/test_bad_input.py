@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from app.chat_request import ChatRequest
 from engine.messages import FinishReason
 from tests.unit.app.conftest import Edge, MakeEdge
 from tests.unit.app.fakes import FakeEngine, make_card, until
@@ -21,7 +19,7 @@ def message(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user"} | fields]}
 
 
-FIELDS: list[tuple[dict[str, Any], str | None]] = [
+CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
     ({"messages": "Hi"}, "messages"),
@@ -37,53 +35,64 @@ FIELDS: list[tuple[dict[str, Any], str | None]] = [
     (message(content=[{"type": "text", "text": None}]), "messages[0].content[0].text"),
     (message(content=["Hi"]), "messages[0].content[0]"),
     (message(content={"text": "Hi"}), "messages[0].content"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"modalities": ["text", "audio"]}, "modalities[1]"),
+    ({"audio": {"voice": "x"}}, "audio"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+]
+COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": ["x", ""]}, "prompt"),
+    ({"prompt": [1, "x"]}, "prompt[1]"),
+    ({"prompt": [1, 258]}, "prompt"),
+    ({"prompt": ["x"] * 10_000}, "prompt"),
+    ({"suffix": "x"}, "suffix"),
+    ({"logprobs": 10**6}, "logprobs"),
+    ({"n": 3, "best_of": 2}, "best_of"),
+    ({"best_of": 10**9}, "best_of"),
+]
+SHARED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model"),
     ({"model": 5}, "model"),
-    ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
-    ({"max_tokens": 1.5}, "max_tokens"),
-    ({"max_tokens": "10"}, "max_tokens"),
-    ({"max_tokens": True}, "max_tokens"),
-    ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_tokens": 10**30}, "max_tokens"),
-    ({"temperature": -0.1}, "temperature"),
+    ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
     ({"temperature": 2.1}, "temperature"),
-    ({"temperature": "hot"}, "temperature"),
-    ({"temperature": True}, "temperature"),
     ({"temperature": float("nan")}, "temperature"),
-    ({"temperature": float("inf")}, "temperature"),
-    ({"temperature": float("-inf")}, "temperature"),
-    ({"top_p": 0}, "top_p"),
-    ({"top_p": 1.01}, "top_p"),
-    ({"top_p": float("nan")}, "top_p"),
-    ({"seed": 1.5}, "seed"),
+    ({"top_p": float("inf")}, "top_p"),
     ({"seed": "1"}, "seed"),
-    ({"stop": ""}, "stop"),
-    ({"stop": ["a", ""]}, "stop[1]"),
-    ({"stop": ["a", 5]}, "stop[1]"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
-    ({"stop": {"a": 1}}, "stop"),
+    ({"n": 10**9}, "n"),
+    ({"n": 17}, "n"),
+    ({"stop": ["a"] * 1000}, "stop"),
+    ({"stop_token_ids": [258]}, "stop_token_ids"),
+    ({"logit_bias": {"258": 1}}, "logit_bias"),
     ({"stream": "yes"}, "stream"),
-    ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    ({"stream": True, "stream_options": []}, "stream_options"),
-    ({"n": 2}, "n"),
-    ({"n": 0}, "n"),
-    ({"n": True}, "n"),
-    ({"logprobs": True}, "logprobs"),
-    ({"top_logprobs": 3}, "top_logprobs"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": float("nan")}, "frequency_penalty"),
     ({"response_format": {"type": "json_object"}}, "response_format.type"),
-    ({"response_format": {}}, "response_format.type"),
-    ({"response_format": "text"}, "response_format"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"functions": [{"name": "f"}]}, "functions"),
-    ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"audio": {"voice": "x"}}, "audio"),
+    ({"guided_json": {"type": "object"}}, "guided_json"),
 ]
+FIELDS = [
+    *(("/v1/chat/completions", *case) for case in CHAT_FIELDS + SHARED_FIELDS),
+    *(("/v1/completions", *case) for case in COMPLETION_FIELDS + SHARED_FIELDS),
+    ("/tokenize", {"prompt": 5}, "prompt"),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/detokenize", {"tokens": [258]}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+]
+MINIMAL: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": GOOD,
+    "/v1/completions": {"model": "m", "prompt": "Hi"},
+    "/tokenize": {"model": "m"},
+    "/detokenize": {"model": "m"},
+}
 
 BODIES = [
     b"",
@@ -122,23 +131,26 @@ async def edge(make_edge: MakeEdge) -> AsyncIterator[Edge]:
     assert "[DONE]" in (await other).text
 
 
-@pytest.mark.parametrize(("fields", "param"), FIELDS, ids=lambda value: json.dumps(value)[:60])
+@pytest.mark.parametrize(
+    ("path", "fields", "param"), FIELDS, ids=lambda value: json.dumps(value)[:60]
+)
 async def test_a_bad_field_is_refused_by_name(
-    edge: Edge, fields: dict[str, Any], param: str | None
+    edge: Edge, path: str, fields: dict[str, Any], param: str
 ) -> None:
-    body = json.dumps(GOOD | fields).encode()
-    response = await edge.http.post("/v1/chat/completions", content=body)
+    body = json.dumps(MINIMAL[path] | fields).encode()
+    response = await edge.http.post(path, content=body)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
-    assert str(param) in error["message"]
+    assert param in error["message"]
     assert error.keys() >= {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("path", MINIMAL)
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: repr(body[:40]))
-async def test_a_body_that_is_no_json_object_is_refused(edge: Edge, body: bytes) -> None:
-    response = await edge.http.post("/v1/chat/completions", content=body)
+async def test_a_body_that_is_no_json_object_is_refused(edge: Edge, path: str, body: bytes) -> None:
+    response = await edge.http.post(path, content=body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["type"] == "invalid_request_error"
 
@@ -186,24 +198,22 @@ async def test_tool_calls_within_the_limits_are_accepted(make_edge: MakeEdge) ->
     assert response.status_code == 200, response.text
 
 
-@pytest.mark.parametrize("field", ["modalities", "stop", "messages", "tool_calls", "content"])
-def test_a_list_of_wrong_items_is_refused_at_the_first(field: str) -> None:
-    """Or an error would be made of each: gigabytes from the few megabytes of a body."""
-    items = [5] * 10_000
-    message = USER | ({field: items} if field in ("tool_calls", "content") else {})
-    body = GOOD | {"messages": [message]} | ({} if field in message else {field: items})
-    with pytest.raises(ValidationError) as caught:
-        ChatRequest.model_validate(body)
-    assert caught.value.error_count() == 1
-
-
 async def test_empty_messages_have_openais_code(edge: Edge) -> None:
     response = await edge.http.post("/v1/chat/completions", json=GOOD | {"messages": []})
     assert response.json()["error"]["code"] == "empty_array"
 
 
-async def test_an_unknown_model_is_not_found(edge: Edge) -> None:
-    response = await edge.http.post("/v1/chat/completions", json=GOOD | {"model": "nope"})
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/completions", {}),
+        ("/tokenize", {"prompt": "Hi"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+async def test_an_unknown_model_is_not_found(edge: Edge, path: str, fields: dict[str, Any]) -> None:
+    response = await edge.http.post(path, json=MINIMAL[path] | fields | {"model": "nope"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
     assert response.json()["error"]["param"] is None
@@ -260,10 +270,11 @@ async def test_the_templates_own_words_are_passed_on(edge: Edge) -> None:
     "extra",
     [
         {"user": "u", "metadata": {"a": "b"}, "store": True, "verbosity": "low"},
-        {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "chat_template": "{{ 1/0 }}"},
-        {"n": 1, "logprobs": False, "presence_penalty": 0, "response_format": {"type": "text"}},
+        {"chat_template": "{{ 1/0 }}", "priority": 1, "cache_salt": "x"},
+        {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1},
+        {"n": 1, "logprobs": False, "response_format": {"type": "text"}},
         {"tools": [], "tool_choice": "auto", "modalities": ["text"], "logit_bias": {}},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
         dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop", "stream")),
         {"seed": -5, "max_completion_tokens": 3, "max_tokens": 5, "stop": []},
         {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}]},

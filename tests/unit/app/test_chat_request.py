@@ -95,11 +95,15 @@ def test_a_bad_value_is_refused_by_name(fields: dict[str, Any], param: str) -> N
     assert len(caught.value.message) < 300
 
 
-@pytest.mark.parametrize("field", ["modalities", "stop", "tools", "messages", "tool_calls"])
+@pytest.mark.parametrize(
+    "field", ["modalities", "stop", "stop_token_ids", "tools", "messages", "tool_calls", "content"]
+)
 def test_a_list_of_wrong_items_is_refused_at_the_first(field: str) -> None:
     """Or an error would be made of each: gigabytes from the few megabytes of a body."""
     items = [5] * 10_000
-    fields = {"messages": [USER | {field: items}]} if field == "tool_calls" else {field: items}
+    fields: dict[str, Any] = {field: items}
+    if field in ("tool_calls", "content"):
+        fields = {"messages": [USER | fields]}
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate(GOOD | fields)
     assert caught.value.error_count() == 1
