@@ -1,41 +1,52 @@
-"""Gives sequences their KV blocks: prefix hits, growth, copy-on-write, publication, release.
+"""Gives sequences their KV blocks: prefix hits, growth, sharing, copy-on-write, sliding windows,
+publication, release.
 
 Joins the block pool (who references what) with the prefix cache (what is addressable). The block
-table lives in the sequence; only this module changes it. Must not know budgets, slots or runners.
+tables live in the sequence; only this module changes them. Must not know budgets, slots or runners.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cache_tiers.keys import BlockKey, next_key
 from engine.block_pool import BlockPool
+from engine.kv_geometry import KvGeometry
 from engine.messages import CacheEvents
-from engine.prefix_cache import PrefixCache
+from engine.prefix_cache import PrefixCache, num_passed_blocks
 from engine.sequence import Sequence
-from engine.step import BlockCopy
+from engine.step import NO_BLOCK, BlockCopy, TableUpdate
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The cached prefix of a sequence that waits; valid until the next change of the pool."""
 
-    block_ids: tuple[int, ...]
+    block_tables: tuple[list[int], ...]
+    """Per KV group, equally long; ``NO_BLOCK`` where no later token looks."""
     num_tokens: int
-    """Never the whole sequence: its last token is computed in any case, to sample from."""
-    is_last_block_rewritten: bool
-    """Every token is cached: computing the last one again writes its block, so that is copied."""
+    """Never the whole sequence: its last token is computed in any case, to sample from. When all
+    are cached, computing it writes to a cached block, so that is copied.
+    """
 
 
 class BlockManager:
     """Owner of the pool and the prefix cache of one engine."""
 
-    def __init__(self, num_blocks: int, block_size_tokens: int, *, prefix_caching: bool) -> None:
-        self._block_size = block_size_tokens
+    def __init__(self, num_blocks: int, geometry: KvGeometry, *, prefix_caching: bool) -> None:
+        self._block_size = geometry.block_size_tokens
+        self._windows = [group.window for group in geometry.groups]
+        self._sliding = [
+            (group, window) for group, window in enumerate(self._windows) if window is not None
+        ]
         self._prefix_caching = prefix_caching
-        self._cache = PrefixCache()
+        self._cache = PrefixCache(geometry)
         self._pool = BlockPool(num_blocks, on_evict=self._cache.evict)
-        self._copy_sources: list[int] = []
+        self._copy_sources: Counter[int] = Counter()
         """Held until the step that copies them is over: evicted earlier, they could be poisoned."""
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._windows)
 
     @property
     def num_blocks(self) -> int:
@@ -45,44 +56,125 @@ class BlockManager:
     def num_free_blocks(self) -> int:
         return self._pool.num_free
 
+    @property
+    def no_hit(self) -> PrefixHit:
+        return PrefixHit(tuple([] for _ in self._windows), 0)
+
     def find_prefix(self, sequence: Sequence) -> PrefixHit:
         """The longest cached prefix, over the generated tokens of a preempted sequence too."""
-        if not self._prefix_caching:
-            return PrefixHit((), 0, is_last_block_rewritten=False)
-        block_ids = tuple(self._cache.match(sequence.block_keys))
-        num_hit = len(block_ids) * self._block_size
-        is_whole = num_hit == len(sequence.token_ids)
-        return PrefixHit(block_ids, num_hit - is_whole, is_last_block_rewritten=is_whole)
+        if not self._prefix_caching or sequence.needs_prompt_logprobs:
+            return self.no_hit
+        num_tokens = sequence.num_tokens
+        tables = self._cache.match(sequence.block_keys, num_tokens)
+        num_hit = min(len(tables[0]) * self._block_size, num_tokens - 1)
+        return PrefixHit(tuple(tables), num_hit)
 
-    def can_admit(self, sequence: Sequence, hit: PrefixHit, num_reserved_blocks: int) -> bool:
-        """Whether all tokens of ``sequence`` fit and ``num_reserved_blocks`` stay free beside."""
-        num_taken = self._num_missing_blocks(sequence, hit)
-        num_taken += sum(not self._pool.is_referenced(block_id) for block_id in hit.block_ids)
-        return num_taken + num_reserved_blocks <= self._pool.num_free
+    def can_admit(
+        self, sequence: Sequence, hit: PrefixHit, *, chunk_tokens: int, num_reserved_blocks: int
+    ) -> bool:
+        """Whether all tokens of ``sequence`` fit and ``num_reserved_blocks`` stay free beside.
 
-    def admit(self, sequence: Sequence, hit: PrefixHit) -> BlockCopy | None:
-        """Fill the block table for all tokens known; the caller has asked ``can_admit``."""
-        for block_id in hit.block_ids:
-            self._pool.acquire(block_id)
-            sequence.block_ids.append(block_id)
-        copy = None
-        if hit.is_last_block_rewritten:
-            source = sequence.block_ids.pop()
-            self._copy_sources.append(source)
-            copy = BlockCopy(source, self._append_block(sequence))
-        while len(sequence.block_ids) * self._block_size < len(sequence.token_ids):
-            self._append_block(sequence)
+        Behind a sliding window that is what it holds at most while it is computed in chunks of up
+        to ``chunk_tokens``.
+        """
+        num_blocks = self._num_blocks(sequence.num_tokens)
+        num_taken = num_reserved_blocks
+        if hit.num_tokens % self._block_size:
+            num_taken += len(self._windows)  # a copy in each group
+        for table, window in zip(hit.block_tables, self._windows, strict=True):
+            num_passed = num_passed_blocks(window, hit.num_tokens, self._block_size)
+            most = num_blocks - num_passed
+            if window is not None:
+                # A chunk and the window before it may begin and end amid a block.
+                most = min(most, self._num_blocks(window + chunk_tokens - 2) + 1)
+            held = table[num_passed:]
+            num_taken += max(0, most - len(held))
+            num_taken += sum([self._pool.num_references(block_id) == 0 for block_id in held])
+        return num_taken <= self._pool.num_free
+
+    def admit(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """Take the cached prefix, and with full attention blocks for all tokens known: nobody who
+        grows can then take them away. The caller has asked ``can_admit``.
+        """
+        for table in hit.block_tables:
+            for block_id in table:
+                if block_id != NO_BLOCK:
+                    self._pool.acquire(block_id)
+        sequence.block_tables = [list(table) for table in hit.block_tables]
+        sequence.num_passed_blocks = [
+            num_passed_blocks(window, hit.num_tokens, self._block_size) for window in self._windows
+        ]
+        num_blocks = self._num_blocks(sequence.num_tokens)
+        for table, window in zip(sequence.block_tables, self._windows, strict=True):
+            if window is None:
+                self._append_blocks(table, num_blocks)
         sequence.num_computed_tokens = hit.num_tokens
-        sequence.num_published_blocks = len(hit.block_ids)
-        return copy
+        sequence.num_published_blocks = len(hit.block_tables[0])
+        sequence.num_writable_tokens = 0
 
-    def needs_block(self, sequence: Sequence) -> bool:
-        """Whether the next token of a sequence that decodes has no room in its last block."""
-        return sequence.num_computed_tokens == len(sequence.block_ids) * self._block_size
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let ``child`` share all blocks of ``parent``; who writes to a shared one copies it."""
+        for table in parent.block_tables:
+            for block_id in table:
+                if block_id != NO_BLOCK:
+                    self._pool.acquire(block_id)
+        child.block_tables = [table.copy() for table in parent.block_tables]
+        child.num_passed_blocks = parent.num_passed_blocks.copy()
+        parent.num_writable_tokens = child.num_writable_tokens = 0
 
-    def grow(self, sequence: Sequence) -> int:
-        """Append one block; the caller has checked ``num_free_blocks``."""
-        return self._append_block(sequence)
+    def drop_passed(self, sequence: Sequence) -> tuple[TableUpdate, ...]:
+        """Give up the blocks that no token after those computed can see."""
+        updates: list[TableUpdate] = []
+        for group, window in self._sliding:
+            begin = sequence.num_passed_blocks[group]
+            end = num_passed_blocks(window, sequence.num_computed_tokens, self._block_size)
+            if end > begin:
+                table = sequence.block_tables[group]
+                for index in range(begin, end):
+                    self._pool.release(table[index])
+                    table[index] = NO_BLOCK
+                sequence.num_passed_blocks[group] = end
+                updates.append(TableUpdate(group, begin, (NO_BLOCK,) * (end - begin)))
+        return tuple(updates)
+
+    def num_missing_blocks(self, sequence: Sequence, end: int) -> int:
+        """Blocks that ``extend`` to ``end`` takes."""
+        index, offset = divmod(sequence.num_computed_tokens, self._block_size)
+        num_blocks = self._num_blocks(end)
+        num_missing = 0
+        for table in sequence.block_tables:
+            num_missing += max(0, num_blocks - len(table))
+            num_missing += offset > 0 and self._is_shared(table[index])
+        return num_missing
+
+    def reachable_end(self, sequence: Sequence, end: int) -> int:
+        """How far, at most to ``end``, ``extend`` can go with the blocks that are free."""
+        begin = sequence.num_computed_tokens
+        while end > begin and self.num_missing_blocks(sequence, end) > self._pool.num_free:
+            end = (end - 1) // self._block_size * self._block_size
+        return max(begin, end)
+
+    def extend(self, sequence: Sequence, end: int, copies: list[BlockCopy]) -> list[TableUpdate]:
+        """Make positions up to ``end`` writable; the caller has seen that the blocks are free.
+
+        A block that others hold, or that is cached, is copied before it is written: ``copies``
+        gets what the step must copy. The last holder of one that is not cached writes in place.
+        """
+        index, offset = divmod(sequence.num_computed_tokens, self._block_size)
+        num_blocks = self._num_blocks(end)
+        updates = []
+        for group, table in enumerate(sequence.block_tables):
+            if offset > 0 and self._is_shared(table[index]):
+                source, table[index] = table[index], self._pool.allocate()
+                self._copy_sources[source] += 1
+                copies.append(BlockCopy(source, table[index]))
+                updates.append(TableUpdate(group, index, (table[index],)))
+            begin = len(table)
+            if num_blocks > begin:
+                self._append_blocks(table, num_blocks)
+                updates.append(TableUpdate(group, begin, tuple(table[begin:])))
+        sequence.num_writable_tokens = min(map(len, sequence.block_tables)) * self._block_size
+        return updates
 
     def publish(self, sequence: Sequence) -> None:
         """Make blocks that the finished step filled addressable for others."""
@@ -90,23 +182,33 @@ class BlockManager:
         if not self._prefix_caching or num_full <= sequence.num_published_blocks:
             return
         for index in range(sequence.num_published_blocks, num_full):
-            block_id = sequence.block_ids[index]
-            if self._cache.insert(self._key(sequence, index), block_id, index + 1):
-                self._pool.mark_cached(block_id)
+            key = sequence.block_key(index, self._block_size)
+            for group, table in enumerate(sequence.block_tables):
+                if self._cache.insert(key, group, table[index], index + 1):
+                    self._pool.mark_cached(table[index])
         sequence.num_published_blocks = num_full
 
     def release(self, sequence: Sequence) -> None:
-        """Drop the block table, its end first: a block is no use once one before it is evicted."""
-        while sequence.block_ids:
-            self._pool.release(sequence.block_ids.pop())
+        """Drop the block tables, their end first: a block is no use once one before it is evicted,
+        except behind a window, and what a window has passed went even earlier.
+        """
+        for index in reversed(range(max(map(len, sequence.block_tables)))):
+            for table in sequence.block_tables:
+                if index < len(table):
+                    block_id = table.pop()
+                    if block_id != NO_BLOCK:
+                        self._pool.release(block_id)
+        sequence.block_tables = []
+        sequence.num_passed_blocks = []
         sequence.num_computed_tokens = 0
         sequence.num_published_blocks = 0
 
     def commit(self) -> None:
         """The step did what was planned: what it published stays, its copies are made."""
         self._cache.commit()
-        while self._copy_sources:
-            self._pool.release(self._copy_sources.pop())
+        for block_id in self._copy_sources.elements():
+            self._pool.release(block_id)
+        self._copy_sources.clear()
 
     def reset(self) -> None:
         """After a failure, from any state: drop all references, keep what older steps cached."""
@@ -123,32 +225,37 @@ class BlockManager:
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raise ``AssertionError`` unless pool, cache and the tables of ``sequences`` agree."""
         expected = [0] * self._pool.num_blocks
-        for block_id in self._copy_sources:
-            expected[block_id] += 1
+        for block_id, num_holds in self._copy_sources.items():
+            expected[block_id] += num_holds
         for sequence in sequences:
-            assert len(set(sequence.block_ids)) == len(sequence.block_ids), (
-                "a block twice in a table"
-            )
-            assert sequence.num_computed_tokens <= len(sequence.block_ids) * self._block_size
-            for block_id in sequence.block_ids:
-                expected[block_id] += 1
+            self._check_tables(sequence)
+            for table in sequence.block_tables:
+                for block_id in table:
+                    if block_id != NO_BLOCK:
+                        expected[block_id] += 1
         self._pool.check_integrity(expected)
         self._cache.check_integrity()
         assert set(self._cache.block_ids) == self._pool.cached_block_ids, "cache and pool disagree"
 
-    def _num_missing_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
-        num_blocks = -(-len(sequence.token_ids) // self._block_size)
-        return num_blocks - len(hit.block_ids) + hit.is_last_block_rewritten
+    def _check_tables(self, sequence: Sequence) -> None:
+        assert len(sequence.block_tables) == len(self._windows), "a group has no table"
+        held = [b for table in sequence.block_tables for b in table if b != NO_BLOCK]
+        assert len(set(held)) == len(held), "a block stands twice in the tables of a sequence"
+        for table, window, num_passed in zip(
+            sequence.block_tables, self._windows, sequence.num_passed_blocks, strict=True
+        ):
+            assert sequence.num_computed_tokens <= len(table) * self._block_size
+            visible = num_passed_blocks(window, sequence.num_computed_tokens, self._block_size)
+            assert num_passed <= visible, "a block went that the next token sees"
+            assert [b == NO_BLOCK for b in table] == [i < num_passed for i in range(len(table))]
 
-    def _append_block(self, sequence: Sequence) -> int:
-        block_id = self._pool.allocate()
-        sequence.block_ids.append(block_id)
-        return block_id
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
 
-    def _key(self, sequence: Sequence, index: int) -> BlockKey:
-        keys = sequence.block_keys
-        while len(keys) <= index:
-            start = len(keys) * self._block_size
-            parent = keys[-1] if keys else BlockKey(sequence.request.root_key)
-            keys.append(next_key(parent, sequence.token_ids[start : start + self._block_size]))
-        return keys[index]
+    def _is_shared(self, block_id: int) -> bool:
+        num_holders = self._pool.num_references(block_id) - self._copy_sources[block_id]
+        return num_holders > 1 or self._pool.is_cached(block_id)
+
+    def _append_blocks(self, table: list[int], num_blocks: int) -> None:
+        while len(table) < num_blocks:
+            table.append(self._pool.allocate())

@@ -30,8 +30,11 @@ class BlockPool:
     def cached_block_ids(self) -> frozenset[int]:
         return frozenset(self._cached)
 
-    def is_referenced(self, block_id: int) -> bool:
-        return self._ref_counts[block_id] > 0
+    def num_references(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
+
+    def is_cached(self, block_id: int) -> bool:
+        return block_id in self._cached
 
     def allocate(self) -> int:
         """Hand out a block with one reference; the caller has checked ``num_free``."""

@@ -6,7 +6,7 @@ prompt tokens, less the share that the prefix cache usually holds, than it prefi
 budget. Pure accounting: no I/O, no clock.
 
 A credit's life: granted → used by a submit (now a request in flight) → gone when that finishes. Or
-it is returned unused.
+it is returned unused. A request in flight takes as many places as it has samples.
 """
 
 from collections import deque
@@ -39,10 +39,10 @@ class CreditLedger:
     """The only writer of credits. Sources are numbers that are never used again."""
 
     def __init__(
-        self, max_num_requests: int, *, ttft_budget_s: float, step_budget_tokens: int
+        self, max_num_places: int, *, ttft_budget_s: float, step_budget_tokens: int
     ) -> None:
         """``step_budget_tokens``: what one step computes at most; so much may always wait."""
-        self._max_num_requests = max_num_requests
+        self._max_num_places = max_num_places
         self._ttft_budget_s = ttft_budget_s
         self._step_budget_tokens = step_budget_tokens
         self._accounts: dict[int, _Account] = {}
@@ -63,23 +63,26 @@ class CreditLedger:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests submitted and not finished, those of closed gateways included."""
+        """Samples submitted and not finished, those of closed gateways included."""
         return self._num_in_flight
 
     def set_demand(self, source: int, num_waiting: int) -> None:
         """``num_waiting`` requests of ``source`` wait; the first call opens its account."""
         self._account(source).num_waiting = num_waiting
 
-    def submitted(self, source: int, num_tokens: int) -> None:
-        """A request of ``num_tokens`` prompt tokens came. Raises ``CreditError``."""
+    def submitted(self, source: int, num_tokens: int, num_places: int = 1) -> None:
+        """A request of ``num_tokens`` prompt tokens and ``num_places`` samples came.
+
+        Raises ``CreditError``.
+        """
         account = self._account(source)
         if account.num_granted == 0:
             raise CreditError("a request was submitted without a credit")
         account.num_granted -= 1
         account.num_waiting = max(0, account.num_waiting - 1)
-        account.num_in_flight += 1
+        account.num_in_flight += num_places
         self._num_granted -= 1
-        self._num_in_flight += 1
+        self._num_in_flight += num_places
         self._untaken_tokens.append(num_tokens)
         self._num_untaken_tokens += num_tokens
         mean = self._mean_prompt_tokens
@@ -92,11 +95,12 @@ class CreditLedger:
         for _ in range(num_submits):
             self._num_untaken_tokens -= self._untaken_tokens.popleft()
 
-    def finished(self, source: int, num_requests: int) -> None:
+    def finished(self, source: int, num_places: int) -> None:
+        """So many samples of ``source`` ended."""
         account = self._account(source)
-        assert num_requests <= account.num_in_flight
-        account.num_in_flight -= num_requests
-        self._num_in_flight -= num_requests
+        assert num_places <= account.num_in_flight
+        account.num_in_flight -= num_places
+        self._num_in_flight -= num_places
         if account.is_closed and account.num_in_flight == 0:
             del self._accounts[source]
 
@@ -150,7 +154,7 @@ class CreditLedger:
         assert all(account.num_in_flight >= 0 for account in accounts)
 
     def _has_room(self, load: LoadView) -> bool:
-        if self._num_granted + self._num_in_flight >= self._max_num_requests:
+        if self._num_granted + self._num_in_flight >= self._max_num_places:
             return False
         if self._num_granted + self._num_untaken_tokens + load.pending_prefill_tokens == 0:
             return True  # a prompt longer than the whole budget must get in, too

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.errors import RequestError
+from engine.kv_geometry import KvGeometry
 from engine.load_meter import LoadMeter
 from engine.messages import CacheEvents, EngineRequest, FinishReason, LoadView, TokenDelta, Usage
-from engine.request_limits import RequestLimits
+from engine.request_limits import RequestLimits, max_request_tokens
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step import ModelRunner, StepPlan
@@ -41,6 +42,7 @@ class Engine:
         self,
         config: EngineConfig,
         *,
+        geometry: KvGeometry,
         num_blocks: int,
         max_model_len: int,
         vocab_size: int,
@@ -48,21 +50,29 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._geometry = geometry
         self._num_blocks = num_blocks
         self._limits = RequestLimits(
-            max_len=min(max_model_len, num_blocks * config.block_size_tokens),
-            block_size_tokens=config.block_size_tokens,
+            max_len=max_request_tokens(
+                geometry, num_blocks=num_blocks, max_model_len=max_model_len
+            ),
+            block_size_tokens=geometry.block_size_tokens,
             vocab_size=vocab_size,
         )
         self._blocks, self._scheduler = self._empty_planner()
         self._runner = runner
         self._clock = clock
         self._meter = LoadMeter()
-        self._live: dict[str, Sequence] = {}
-        """Every request that has not had its last delta, in order of arrival."""
+        self._live: dict[str, list[Sequence]] = {}
+        """Of every request the samples that have not had their last delta, in order of arrival."""
         self._deltas: list[TokenDelta] = []
         self.num_failed_steps = 0
         """Since the last one that did what was planned."""
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one sequence, prompt and answer together."""
+        return self._limits.max_len
 
     @property
     def has_work(self) -> bool:
@@ -81,23 +91,28 @@ class Engine:
             return
         max_len = min(len(request.token_ids) + request.sampling.max_tokens, self._limits.max_len)
         deadline_s = self._clock() + request.timeout_s
-        sequence = Sequence(request, deadline_s=deadline_s, max_len=max_len)
-        self._live[request.request_id] = sequence
-        self._scheduler.add(sequence)
+        samples = [
+            Sequence(request, deadline_s=deadline_s, max_len=max_len, index=index)
+            for index in range(request.num_samples)
+        ]
+        self._live[request.request_id] = samples
+        self._scheduler.add(samples)
 
-    def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
-        """End a request; its last delta comes out of the next step. Unknown ids are ignored.
+    def abort(
+        self, request_id: str, num_kept_tokens: int | None = None, index: int | None = None
+    ) -> None:
+        """End a request, or one sample of it; the last deltas come out of the next step. What is
+        not here is ignored.
 
-        With ``num_kept_tokens`` the request ends with ``STOP``: that generated token completed a
-        stop string, later ones count as overrun.
+        With ``num_kept_tokens`` the end is ``STOP``: that generated token completed a stop string,
+        later ones count as overrun.
         """
-        sequence = self._live.get(request_id)
-        if sequence is None:
-            return
-        sequence.num_kept_tokens = num_kept_tokens
         reason = FinishReason.ABORT if num_kept_tokens is None else FinishReason.STOP
         try:
-            self._finish(sequence, reason)
+            for sequence in list(self._live.get(request_id, ())):
+                if index is None or sequence.index == index:
+                    sequence.num_kept_tokens = num_kept_tokens
+                    self._finish(sequence, reason)
         except Exception as error:
             self._fail_all(error)
 
@@ -131,7 +146,9 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless requests, slots and blocks agree."""
         num_scheduled = self._scheduler.num_waiting + self._scheduler.num_running
-        assert len(self._live) == num_scheduled, "live and scheduled requests differ"
+        num_live = sum(map(len, self._live.values()))
+        assert num_live == num_scheduled, "live and scheduled sequences differ"
+        assert all(self._live.values()), "a request is live without a sample"
         self._scheduler.check_integrity()
 
     def close(self) -> None:
@@ -140,21 +157,29 @@ class Engine:
 
     def _empty_planner(self) -> tuple[BlockManager, Scheduler]:
         blocks = BlockManager(
-            self._num_blocks,
-            self._config.block_size_tokens,
-            prefix_caching=self._config.prefix_caching,
+            self._num_blocks, self._geometry, prefix_caching=self._config.prefix_caching
         )
         return blocks, Scheduler(self._config, blocks)
 
     def _refuse(self, request: EngineRequest, error: str) -> None:
         usage = Usage(len(request.token_ids), cached_tokens=0, completion_tokens=0)
         self._deltas.append(
-            TokenDelta(request.request_id, [], FinishReason.ERROR, usage=usage, error=error)
+            TokenDelta(
+                request.request_id,
+                [],
+                FinishReason.ERROR,
+                usage=usage,
+                error=error,
+                is_refused=True,
+            )
         )
 
     def _expire(self, now_s: float) -> None:
-        for sequence in [s for s in self._live.values() if s.deadline_s <= now_s]:
-            self._finish(sequence, FinishReason.TIMEOUT)
+        # All samples of a request have one deadline.
+        expired = [samples for samples in self._live.values() if samples[0].deadline_s <= now_s]
+        for samples in expired:
+            for sequence in list(samples):
+                self._finish(sequence, FinishReason.TIMEOUT)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._scheduler.finish(sequence)
@@ -164,9 +189,12 @@ class Engine:
     def _deliver(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             self._deltas.append(sequence.make_delta())
-            sequence.num_delivered_tokens = sequence.num_generated_tokens
+            sequence.mark_delivered()
             if sequence.finish_reason is not None:
-                del self._live[sequence.request.request_id]
+                samples = self._live[sequence.request.request_id]
+                samples.remove(sequence)
+                if not samples:
+                    del self._live[sequence.request.request_id]
 
     def _record(self, plan: StepPlan, step_time_s: float) -> None:
         num_prefill_tokens = sum(
@@ -177,7 +205,7 @@ class Engine:
     def _fail_all(self, error: Exception) -> None:
         logger.error("a step failed and ends requests %s", ", ".join(self._live), exc_info=error)
         self._scheduler.reset()
-        for sequence in list(self._live.values()):
+        for sequence in [s for samples in self._live.values() for s in samples]:
             sequence.finish_reason = FinishReason.ERROR
             sequence.error = _STEP_FAILED
             self._deliver([sequence])

@@ -30,6 +30,7 @@ from engine.messages import (
 from engine.model_card import make_model_card
 from engine.rank_messages import FromGateway, GatewayGone, StepReport
 from engine.rank_process import RankProcess
+from engine.request_limits import num_places
 from wire.connection import Connection
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed
@@ -211,7 +212,8 @@ class EngineFront:
             self._ledger.returned(source, message.num_credits)
         else:
             if isinstance(message, Submit):
-                self._ledger.submitted(source, len(message.request.token_ids))
+                request = message.request
+                self._ledger.submitted(source, len(request.token_ids), num_places(request))
             self._rank.send(FromGateway(source, payload))
         self._grant()
 

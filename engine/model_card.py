@@ -24,8 +24,8 @@ def make_model_card(
         weights_revision=ready.weights_revision,
         root_key=root_key(salt),
         block_size_tokens=spec.config.block_size_tokens,
-        num_blocks=ready.num_blocks,
         max_model_len=ready.max_model_len,
+        max_request_tokens=ready.max_request_tokens,
         vocab_size=ready.vocab_size,
         eos_token_ids=list(checkpoint.eos_token_ids),
         tokenizer_json=checkpoint.tokenizer_path.read_bytes(),
@@ -33,4 +33,5 @@ def make_model_card(
         bos_token=checkpoint.special_tokens.get("bos_token"),
         eos_token=checkpoint.special_tokens.get("eos_token"),
         created_s=int(checkpoint.weights_paths[0].stat().st_mtime),
+        sampling_defaults=checkpoint.sampling_defaults,
     )

@@ -1,40 +1,32 @@
 """A model runner that sleeps a profiled step time; its KV remembers the tokens that wrote it.
 
-The KV of a position is a digest of all tokens up to it, and a sampled token is drawn from that
-digest: a wrong block table, a stale block or a wrong token changes the answer or raises
-``KvMismatchError``, so that scheduler faults show in fleet tests. Must not know requests.
+A sampled token is drawn from the digest of all tokens before it, as the KV has it: a wrong block
+table, a stale block or a wrong token changes the answer or raises ``KvMismatchError``, so that
+scheduler faults show in fleet tests. Must not know requests.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from engine.config import PacedConfig
 from engine.errors import EngineConfigError, KvMismatchError
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, TokenLogprobs
+from engine.paced_kv import ROOT_DIGEST, PacedKv
+from engine.seeds import mix64
 from engine.step import (
+    NO_BLOCK,
     Admission,
-    BlockCopy,
+    PromptLogprobs,
     SampledToken,
     ScheduledSequence,
     StepPlan,
     StepResult,
+    TableUpdate,
 )
 
-_MASK = (1 << 64) - 1
-_ROOT_DIGEST = 0x9E3779B97F4A7C15
-"""Stands before the first token of every sequence."""
-
-
-@dataclass(slots=True)
-class _KvBlock:
-    """The KV of one block."""
-
-    parent: int = 0
-    """Digest of the position before the block."""
-    digests: list[int] = field(default_factory=list)
-    """One for each position written."""
+_LN_2 = 0.6931471805599453
 
 
 @dataclass(slots=True)
@@ -42,7 +34,8 @@ class _Slot:
     """What the runner holds of one running sequence."""
 
     sampling: SamplingParams
-    block_ids: list[int]
+    block_tables: list[list[int]]
+    """Per KV group."""
     digest: int | None = None
     """Of the last position computed in this slot; ``None`` until there is one."""
     last_token_id: int | None = None
@@ -59,11 +52,15 @@ class PacedRunner:
         block_size_tokens: int,
         vocab_size: int,
         eos_token_ids: Collection[int],
+        windows: Sequence[int | None] = (None,),
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``windows``: of the KV groups (``KvGeometry.groups``), each at least 2."""
         self._config = config
         self._block_size = block_size_tokens
+        self._windows = tuple(windows)
+        self._vocab_size = vocab_size
         self._eos_token_ids = sorted({t for t in eos_token_ids if 0 <= t < vocab_size})
         self._num_answer_tokens = vocab_size - len(self._eos_token_ids)
         if self._num_answer_tokens < 1:
@@ -72,8 +69,7 @@ class PacedRunner:
             )
         self._sleep = sleep
         self._clock = clock
-        self._kv = [_KvBlock() for _ in range(num_blocks)]
-        self._num_holders = [0] * num_blocks
+        self._kv = PacedKv(num_blocks, block_size_tokens)
         self._slots: dict[int, _Slot] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -81,28 +77,39 @@ class PacedRunner:
         started_s = self._clock()
         for slot in plan.released_slots:
             self._release(slot)
-        self._clear(plan.freed_block_ids)
-        for copy in plan.block_copies:
-            self._copy(copy)
-        for admission in plan.admissions:
-            self._admit(admission)
-        sampled = []
         for entry in plan.scheduled:
-            token_id = self._compute(entry)
-            if token_id is not None:
-                sampled.append(SampledToken(entry.slot, token_id))
+            self._drop_replaced(entry)
+        self._kv.clear(plan.freed_block_ids)
+        for copy in plan.block_copies:
+            self._kv.copy(copy)
+        forks = self._find_forks(plan) if plan.admissions else {}
+        for admission in plan.admissions:
+            if admission.slot not in forks:
+                self._admit(admission)
+        sampled: list[SampledToken] = []
+        prompt_logprobs: list[PromptLogprobs] = []
+        for entry in plan.scheduled:
+            digests = self._compute(entry)
+            num_top = self._slots[entry.slot].sampling.num_prompt_logprobs
+            if num_top is not None and not entry.is_last_pending:
+                prompt_logprobs.append(self._prompt_logprobs(entry, digests, num_top))
+            for slot in entry.sampling_slots:
+                if slot in forks:  # not before: it shares blocks that have just been written
+                    self._admit(forks[slot])
+                    self._slots[slot].digest = digests[-1]
+                sampled.append(self._draw(slot, digests[-1], entry.start + entry.num_tokens))
         self._sleep(max(0.0, self._step_time_s(plan) - (self._clock() - started_s)))
-        return StepResult(plan.step_id, tuple(sampled))
+        return StepResult(plan.step_id, tuple(sampled), tuple(prompt_logprobs))
 
     def read_block(self, block_id: int) -> bytes:
         """The KV of a block: equal bytes mean equal tokens since the start of the sequence."""
-        content = b"".join(digest.to_bytes(8, "little") for digest in self._kv[block_id].digests)
+        content = b"".join(d.to_bytes(8, "little") for d in self._kv.digests(block_id))
         return hashlib.shake_128(content).digest(self._config.block_bytes)
 
     def close(self) -> None:
         """Forget everything."""
         self._slots.clear()
-        self._kv.clear()
+        self._kv = PacedKv(0, self._block_size)
 
     def _step_time_s(self, plan: StepPlan) -> float:
         num_decodes = sum(entry.is_last_pending for entry in plan.scheduled)
@@ -116,95 +123,114 @@ class PacedRunner:
     def _release(self, slot: int) -> None:
         state = self._slots.pop(slot, None)
         if state is not None:
-            for block_id in state.block_ids:
-                self._num_holders[block_id] -= 1
+            for table in state.block_tables:
+                self._kv.unhold(table)
 
-    def _clear(self, block_ids: Iterable[int]) -> None:
-        for block_id in block_ids:
-            self._check_unheld(block_id, "freed")
-            self._kv[block_id] = _KvBlock()
+    def _drop_replaced(self, entry: ScheduledSequence) -> None:
+        """Let go of what windows have passed and what copies replace; it may be freed now."""
+        for update in entry.table_updates:
+            state = self._slots.get(entry.slot)
+            if state is not None:
+                table = state.block_tables[update.group]
+                replaced = slice(update.start, update.start + len(update.block_ids))
+                self._kv.unhold(table[replaced])
+                table[replaced] = [NO_BLOCK] * len(table[replaced])
 
-    def _copy(self, copy: BlockCopy) -> None:
-        self._check_unheld(copy.dst, "overwritten by a copy")
-        source = self._kv[copy.src]
-        self._kv[copy.dst] = _KvBlock(source.parent, source.digests.copy())
-
-    def _check_unheld(self, block_id: int, what: str) -> None:
-        if self._num_holders[block_id] > 0:
-            raise KvMismatchError(f"block {block_id} is {what} while a running sequence holds it")
+    @staticmethod
+    def _find_forks(plan: StepPlan) -> dict[int, Admission]:
+        """Admissions that share the blocks of a prompt computed in this very step."""
+        sampling = {slot for entry in plan.scheduled for slot in entry.sampling_slots}
+        sampling.difference_update(entry.slot for entry in plan.scheduled)
+        return {a.slot: a for a in plan.admissions if a.slot in sampling}
 
     def _admit(self, admission: Admission) -> None:
         self._release(admission.slot)
-        self._slots[admission.slot] = _Slot(admission.sampling, [])
-        self._extend_table(self._slots[admission.slot], admission.block_ids)
+        tables = [list(table) for table in admission.block_tables]
+        self._slots[admission.slot] = _Slot(admission.sampling, tables)
+        for table in tables:
+            self._kv.hold(table)
 
-    def _extend_table(self, state: _Slot, block_ids: Iterable[int]) -> None:
-        for block_id in block_ids:
-            state.block_ids.append(block_id)
-            self._num_holders[block_id] += 1
+    def _update_table(self, state: _Slot, update: TableUpdate) -> None:
+        table = state.block_tables[update.group]
+        if update.start > len(table):
+            raise KvMismatchError(
+                f"a block table of {len(table)} entries goes on at {update.start}"
+            )
+        replaced = slice(update.start, update.start + len(update.block_ids))
+        self._kv.unhold(table[replaced])
+        table[replaced] = update.block_ids
+        self._kv.hold(update.block_ids)
 
-    def _compute(self, entry: ScheduledSequence) -> int | None:
-        """Write the KV of the entry's tokens; returns the next token if one is asked for."""
+    def _compute(self, entry: ScheduledSequence) -> list[int]:
+        """Write the KV of the entry's tokens; returns the digest at each of them."""
         state = self._slots[entry.slot]
-        self._extend_table(state, entry.new_block_ids)
+        for update in entry.table_updates:
+            self._update_table(state, update)
         token_ids = entry.token_ids
         if entry.is_last_pending:
             assert state.last_token_id is not None, "PENDING, but nothing was sampled in this slot"
             token_ids = (*token_ids, state.last_token_id)
         digest = self._read_prefix(state, entry.start)
+        digests: list[int] = []
         for position, token_id in enumerate(token_ids, start=entry.start):
-            parent, digest = digest, _mix(digest + token_id)
-            self._write(state, position, parent, digest)
+            parent, digest = digest, mix64(digest + token_id)
+            digests.append(digest)
+            for table in state.block_tables:
+                self._kv.write(table, position, parent, digest)
         state.digest = digest
-        if not entry.is_sampling:
-            return None
-        state.last_token_id = self._draw(digest, entry.start + len(token_ids), state.sampling)
-        return state.last_token_id
+        return digests
 
     def _read_prefix(self, state: _Slot, num_tokens: int) -> int:
-        """The digest of the first ``num_tokens`` tokens as the KV has it."""
-        digest = _ROOT_DIGEST
+        """The digest of the first ``num_tokens`` tokens as the KV has it, in every group."""
+        if num_tokens == 0:
+            return ROOT_DIGEST
+        digests = {
+            self._kv.read(table, self._first_followed(state, window, num_tokens), num_tokens)
+            for table, window in zip(state.block_tables, self._windows, strict=True)
+        }
+        if len(digests) > 1 or state.digest not in (None, *digests):
+            raise KvMismatchError(f"position {num_tokens - 1} holds the KV of other tokens")
+        return digests.pop()
+
+    def _first_followed(self, state: _Slot, window: int | None, num_tokens: int) -> int:
+        if window is not None:
+            return max(0, num_tokens - window + 1)
         # A prefix that others computed is followed from its start, once. After that nobody can have
         # changed it, since writes to held blocks raise, and a look at its end is enough.
-        first = 0 if state.digest is None else (num_tokens - 1) // self._block_size
-        for start in range(first * self._block_size, num_tokens, self._block_size):
-            block_id = state.block_ids[start // self._block_size]
-            block = self._kv[block_id]
-            num_read = min(self._block_size, num_tokens - start)
-            if len(block.digests) < num_read:
-                raise KvMismatchError(f"block {block_id} is read where nothing was written")
-            if state.digest is None and block.parent != digest:
-                raise KvMismatchError(f"block {block_id} does not continue the block before it")
-            digest = block.digests[num_read - 1]
-        if state.digest not in (None, digest):
-            raise KvMismatchError(f"position {num_tokens - 1} holds the KV of other tokens")
-        return digest
+        return 0 if state.digest is None else num_tokens - 1
 
-    def _write(self, state: _Slot, position: int, parent: int, digest: int) -> None:
-        index, offset = divmod(position, self._block_size)
-        block_id = state.block_ids[index]
-        block = self._kv[block_id]
-        if self._num_holders[block_id] != 1:
-            raise KvMismatchError(f"block {block_id} is written while others hold it")
-        if offset == 0:
-            block.parent = parent
-        elif len(block.digests) < offset:
-            raise KvMismatchError(f"block {block_id} is written with a hole before offset {offset}")
-        del block.digests[offset:]
-        block.digests.append(digest)
-
-    def _draw(self, digest: int, position: int, sampling: SamplingParams) -> int:
+    def _draw(self, slot: int, digest: int, position: int) -> SampledToken:
         """A token from all tokens before ``position``; greedy answers don't depend on the seed."""
+        state = self._slots[slot]
+        sampling = state.sampling
         seed = sampling.seed if sampling.temperature > 0 else 0
-        token_id = _mix(digest ^ _mix(seed + position)) % self._num_answer_tokens
+        token_id = mix64(digest ^ mix64(seed + position)) % self._num_answer_tokens
         for eos_token_id in self._eos_token_ids:
             token_id += token_id >= eos_token_id
-        return token_id
+        state.last_token_id = token_id
+        if sampling.num_logprobs is None:
+            return SampledToken(slot, token_id)
+        return SampledToken(slot, token_id, self._logprobs(digest, token_id, sampling.num_logprobs))
 
+    def _prompt_logprobs(
+        self, entry: ScheduledSequence, digests: list[int], num_top: int
+    ) -> PromptLogprobs:
+        predicted = entry.token_ids[1:]
+        if entry.following_token_id is not None:
+            predicted += (entry.following_token_id,)
+        return PromptLogprobs(
+            entry.slot,
+            tuple(
+                self._logprobs(digest, token_id, num_top)
+                for digest, token_id in zip(digests, predicted, strict=False)
+            ),
+        )
 
-def _mix(value: int) -> int:
-    """The finalizer of splitmix64: every bit of the result depends on every bit of ``value``."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+    def _logprobs(self, digest: int, token_id: int, num_top: int) -> TokenLogprobs:
+        """Made up, but the same for the same tokens before: each half as likely as the last."""
+        first = -1.0 - mix64(digest ^ token_id) / 2**64
+        return TokenLogprobs(
+            first,
+            [(token_id + rank) % self._vocab_size for rank in range(num_top)],
+            [first - rank * _LN_2 for rank in range(num_top)],
+        )

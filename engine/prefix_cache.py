@@ -1,66 +1,100 @@
 """The map from chained block keys to the blocks that hold their KV, and its events for routers.
 
-A key stands for all tokens since the start of the prompt, so the longest prefix is found by looking
-keys up one after another. Must not know reference counts, tokens or sequences.
+A key stands for all tokens since the start of the prompt. Each KV group holds a block of its own
+per key; behind a sliding window old blocks are of no use, so that a prefix is found as soon as the
+window before its end is there. Must not know reference counts, tokens or sequences.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache_tiers.keys import BlockKey
+from engine.kv_geometry import KvGeometry
 from engine.messages import KEY_STRIDE, CacheEvents
+from engine.step import NO_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class CachedBlock:
-    """Where a key's KV lies."""
+    """What a block holds."""
 
-    block_id: int
+    key: BlockKey
+    group: int
     chain_len: int
     """Blocks from the start of the prompt to this one, itself included."""
 
 
-class PrefixCache:
-    """Owner of the key map. ``_entries`` is the truth; the reverse map is derived from it."""
+def num_passed_blocks(window: int | None, position: int, block_size: int) -> int:
+    """Leading blocks that the token at ``position`` and later ones cannot see."""
+    if window is None:
+        return 0
+    return max(0, position - window + 1) // block_size
 
-    def __init__(self) -> None:
-        self._entries: dict[BlockKey, CachedBlock] = {}
-        self._key_of_block: dict[int, BlockKey] = {}
-        self._uncommitted: list[BlockKey] = []
+
+class PrefixCache:
+    """Owner of the key maps. ``_block_of`` is the truth; the reverse map is derived from it."""
+
+    def __init__(self, geometry: KvGeometry) -> None:
+        self._block_size = geometry.block_size_tokens
+        self._windows = [group.window for group in geometry.groups]
+        self._block_of: list[dict[BlockKey, int]] = [{} for _ in self._windows]
+        """Per KV group."""
+        self._full = [
+            blocks
+            for blocks, window in zip(self._block_of, self._windows, strict=True)
+            if window is None
+        ]
+        self._sliding = [
+            (blocks, window)
+            for blocks, window in zip(self._block_of, self._windows, strict=True)
+            if window is not None
+        ]
+        self._announced = self._full or self._block_of
+        """Routers are told of a key that all of these hold: what a window has passed is no loss."""
+        self._content: dict[int, CachedBlock] = {}
+        self._uncommitted: list[CachedBlock] = []
         self._changes: dict[BlockKey, bool] = {}
         """Keys that changed since the last events: whether they are here now."""
         self._num_events = 0
 
     @property
     def block_ids(self) -> Iterable[int]:
-        return self._key_of_block.keys()
+        return self._content.keys()
 
-    def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Blocks of the longest cached prefix of the chain ``keys``."""
-        block_ids: list[int] = []
-        for key in keys:
-            entry = self._entries.get(key)
-            if entry is None:
-                break
-            block_ids.append(entry.block_id)
-        return block_ids
+    def match(self, keys: Iterable[BlockKey], num_tokens: int) -> list[list[int]]:
+        """Block tables of the longest cached prefix of the chain ``keys``, all equally long.
 
-    def insert(self, key: BlockKey, block_id: int, chain_len: int) -> bool:
+        Position ``num_tokens - 1`` is computed in any case, so that windows reach back from there
+        at the latest.
+        """
+        prefix = self._find(keys, num_tokens)
+        position = min(len(prefix) * self._block_size, num_tokens - 1)
+        tables = []
+        for blocks, window in zip(self._block_of, self._windows, strict=True):
+            num_passed = num_passed_blocks(window, position, self._block_size)
+            table = [NO_BLOCK] * num_passed
+            table += [blocks[key] for key in prefix[num_passed:]]
+            tables.append(table)
+        return tables
+
+    def insert(self, key: BlockKey, group: int, block_id: int, chain_len: int) -> bool:
         """Make a computed block addressable; ``False`` if another block holds this key already."""
-        if key in self._entries:
+        blocks = self._block_of[group]
+        if key in blocks:
             return False
+        content = CachedBlock(key, group, chain_len)
         # Noted before it is done, so that a rollback finds it wherever this is interrupted.
-        self._uncommitted.append(key)
-        self._entries[key] = CachedBlock(block_id, chain_len)
-        self._key_of_block[block_id] = key
-        self._note(key, chain_len, is_stored=True)
+        self._uncommitted.append(content)
+        blocks[key] = block_id
+        self._content[block_id] = content
+        if self._is_announced(key):
+            self._note(content, is_stored=True)
         return True
 
     def evict(self, block_id: int) -> None:
         """Forget a block whose memory is handed out again."""
-        key = self._key_of_block.pop(block_id)
-        entry = self._entries.pop(key)
-        self._note(key, entry.chain_len, is_stored=False)
+        self._remove(self._content[block_id])
+        del self._content[block_id]
 
     def commit(self) -> None:
         """The step that inserted blocks is complete: they stay."""
@@ -68,12 +102,14 @@ class PrefixCache:
 
     def rollback(self) -> None:
         """Forget what was inserted since the last commit, from whatever state a failure left."""
-        for key in self._uncommitted:
-            entry = self._entries.pop(key, None)
-            if entry is not None:
-                self._note(key, entry.chain_len, is_stored=False)
+        for content in self._uncommitted:
+            if content.key in self._block_of[content.group]:
+                self._remove(content)
         self._uncommitted.clear()
-        self._key_of_block = {entry.block_id: key for key, entry in self._entries.items()}
+        kept = self._content
+        self._content = {
+            block_id: kept[block_id] for blocks in self._block_of for block_id in blocks.values()
+        }
 
     def take_events(self) -> CacheEvents | None:
         """What changed since the last call. A key that came and went counts as evicted."""
@@ -90,11 +126,55 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless keys and blocks map one to one."""
-        derived = {entry.block_id: key for key, entry in self._entries.items()}
-        assert derived == self._key_of_block, "the reverse map differs from the key map"
-        assert len(derived) == len(self._entries), "two keys share a block"
+        derived = {
+            (block_id, key, group)
+            for group, blocks in enumerate(self._block_of)
+            for key, block_id in blocks.items()
+        }
+        contents = {(block_id, c.key, c.group) for block_id, c in self._content.items()}
+        assert derived == contents, "the reverse map differs from the key maps"
+        assert len(contents) == sum(map(len, self._block_of)), "two keys share a block"
         assert not self._uncommitted, "blocks of an unfinished step are addressable"
 
-    def _note(self, key: BlockKey, chain_len: int, *, is_stored: bool) -> None:
-        if chain_len % KEY_STRIDE == 0:
-            self._changes[key] = is_stored
+    def _find(self, keys: Iterable[BlockKey], num_tokens: int) -> list[BlockKey]:
+        """The keys of the longest prefix that is a hit in every group."""
+        prefix: list[BlockKey] = []
+        for key in keys:
+            if not all(key in blocks for blocks in self._full):
+                break
+            prefix.append(key)
+        if self._sliding:
+            del prefix[self._num_in_windows(prefix, num_tokens) :]
+        return prefix
+
+    def _num_in_windows(self, prefix: list[BlockKey], num_tokens: int) -> int:
+        """The longest part of ``prefix`` from whose end all windows reach back over cached blocks
+        only.
+        """
+        num_hit = 0
+        run_starts = [0] * len(self._sliding)
+        for num_keys, key in enumerate(prefix, start=1):
+            position = min(num_keys * self._block_size, num_tokens - 1)
+            is_hit = True
+            for number, (blocks, window) in enumerate(self._sliding):
+                if key not in blocks:
+                    run_starts[number] = num_keys
+                is_hit &= run_starts[number] <= num_passed_blocks(
+                    window, position, self._block_size
+                )
+            if is_hit:
+                num_hit = num_keys
+        return num_hit
+
+    def _remove(self, content: CachedBlock) -> None:
+        was_announced = self._is_announced(content.key)
+        del self._block_of[content.group][content.key]
+        if was_announced and not self._is_announced(content.key):
+            self._note(content, is_stored=False)
+
+    def _is_announced(self, key: BlockKey) -> bool:
+        return all(key in blocks for blocks in self._announced)
+
+    def _note(self, content: CachedBlock, *, is_stored: bool) -> None:
+        if content.chain_len % KEY_STRIDE == 0:
+            self._changes[content.key] = is_stored

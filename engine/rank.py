@@ -90,6 +90,7 @@ def _load(pipe: SyncPipe) -> StepLoop:
     load_time_s = time.monotonic() - started_s
     engine = Engine(
         spec.config,
+        geometry=loaded.geometry,
         num_blocks=loaded.num_blocks,
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.vocab_size,
@@ -98,7 +99,7 @@ def _load(pipe: SyncPipe) -> StepLoop:
     load = warm_up(
         engine,
         spec.config,
-        max_len=min(loaded.max_model_len, loaded.num_blocks * spec.config.block_size_tokens),
+        max_len=engine.max_request_tokens,
         vocab_size=loaded.vocab_size,
         limit_s=WARM_UP_LIMIT_S,
     )
@@ -107,6 +108,7 @@ def _load(pipe: SyncPipe) -> StepLoop:
     ready = Ready(
         num_blocks=loaded.num_blocks,
         max_model_len=loaded.max_model_len,
+        max_request_tokens=engine.max_request_tokens,
         vocab_size=loaded.vocab_size,
         weights_revision=loaded.weights_revision,
         load=load,

@@ -27,6 +27,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
     num_blocks: int
     max_model_len: int
+    max_request_tokens: int
+    """Most tokens that one sequence can hold here."""
     vocab_size: int
     weights_revision: str
     load: LoadView
@@ -49,7 +51,7 @@ class SourceFrame(msgspec.Struct, frozen=True, array_like=True):
     payload: bytes
     """An encoded ``engine.messages.StepFrame``."""
     num_finished: int
-    """Requests whose last delta is in it."""
+    """Samples whose last delta is in it; a refused request counts as many as it asked for."""
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -5,10 +5,33 @@ the batch. Must not know sequences, blocks or runners.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.errors import RequestError
+from engine.kv_geometry import KvGeometry
 from engine.messages import EngineRequest, SamplingParams
+
+MAX_NUM_SAMPLES = 128
+MAX_NUM_LOGPROBS = 128
+"""Alternatives per token: a bound for memory, far above what clients may ask for."""
+
+
+def max_request_tokens(geometry: KvGeometry, *, num_blocks: int, max_model_len: int) -> int:
+    """Most tokens of one sequence that has ``num_blocks`` for itself."""
+    low, high = 0, max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        if geometry.num_blocks_of(middle) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def num_places(request: EngineRequest) -> int:
+    """Sequences that a request stands for; a number that is refused is held within the limits."""
+    return max(1, min(request.num_samples, MAX_NUM_SAMPLES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,31 +45,69 @@ class RequestLimits:
 
     def check(self, request: EngineRequest) -> None:
         """Raise ``RequestError`` for what can never be served here."""
+        self._check_prompt(request)
+        if not 1 <= request.num_samples <= MAX_NUM_SAMPLES:
+            raise RequestError(f"The number of samples must lie between 1 and {MAX_NUM_SAMPLES}.")
+        sampling = request.sampling
+        _check_filters(sampling)
+        _check_penalties(sampling)
+        if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+            raise RequestError("min_tokens must lie between 0 and max_tokens.")
+        for name, num in (
+            ("num_logprobs", sampling.num_logprobs),
+            ("num_prompt_logprobs", sampling.num_prompt_logprobs),
+        ):
+            most = min(MAX_NUM_LOGPROBS, self.vocab_size)
+            if num is not None and not 0 <= num <= most:
+                raise RequestError(f"{name} must lie between 0 and {most}.")
+        self._check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias])
+        if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
+            raise RequestError("logit_bias must hold finite numbers.")
+
+    def _check_prompt(self, request: EngineRequest) -> None:
         num_tokens = len(request.token_ids)
         if num_tokens == 0:
             raise RequestError("The prompt is empty.")
-        if num_tokens >= self.max_len:
+        if request.sampling.max_tokens < 0:
+            raise RequestError("max_tokens must be at least 0.")
+        most = self.max_len - min(1, request.sampling.max_tokens)
+        if num_tokens > most:
             raise RequestError(
-                f"The prompt has {num_tokens} tokens; at most {self.max_len - 1} fit this engine."
+                f"The prompt has {num_tokens} tokens; at most {most} fit this engine."
             )
-        for token_id in (min(request.token_ids), max(request.token_ids)):
-            if not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    f"The prompt holds the token id {token_id}; the model knows 0 to "
-                    f"{self.vocab_size - 1}."
-                )
+        self._check_token_ids("The prompt", request.token_ids)
         if len(request.block_keys) != num_tokens // self.block_size_tokens:
             raise RequestError("The prompt's block keys do not match this engine's block size.")
-        _check_sampling(request.sampling)
+
+    def _check_token_ids(self, where: str, token_ids: Iterable[int]) -> None:
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestError(
+                    f"{where} holds the token id {token_id}; the model knows 0 to "
+                    f"{self.vocab_size - 1}."
+                )
 
 
-def _check_sampling(sampling: SamplingParams) -> None:
-    # Written so that NaN fails, too.
-    if sampling.max_tokens < 1:
-        raise RequestError("max_tokens must be at least 1.")
+# All are written so that NaN fails, too.
+
+
+def _check_filters(sampling: SamplingParams) -> None:
     if not 0 <= sampling.temperature < math.inf:
         raise RequestError("temperature must be a number of at least 0.")
     if not 0 < sampling.top_p <= 1:
         raise RequestError("top_p must lie above 0 and at most at 1.")
+    if sampling.top_k < 0:
+        raise RequestError("top_k must be at least 0.")
+    if not 0 <= sampling.min_p <= 1:
+        raise RequestError("min_p must lie between 0 and 1.")
     if not 0 <= sampling.seed < 2**64:
         raise RequestError("seed must be an unsigned number of 64 bits.")
+
+
+def _check_penalties(sampling: SamplingParams) -> None:
+    if not 0 < sampling.repetition_penalty < math.inf:
+        raise RequestError("repetition_penalty must be a number above 0.")
+    if not math.isfinite(sampling.presence_penalty):
+        raise RequestError("presence_penalty must be a finite number.")
+    if not math.isfinite(sampling.frequency_penalty):
+        raise RequestError("frequency_penalty must be a finite number.")

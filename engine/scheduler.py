@@ -1,19 +1,29 @@
 """Decides what every step computes: one token budget, decodes first, prefill chunks with the rest.
 
 Sequences are admitted first come, first served, once their whole uncached prompt fits the KV pool.
-When decodes run out of blocks, the sequence that arrived last gives its blocks up and is computed
-again later. Call order: ``plan``, execution elsewhere, ``commit``; ``add`` and ``finish`` between
-steps. Pure bookkeeping: must not know clocks, tensors or transport.
+The samples of one request stand one after the other; when the first has computed the prompt, the
+others are forked from it: they share its blocks and draw their first token from the same row. When
+decodes run out of blocks, the sequence that arrived last gives its blocks up and is computed again
+later. Call order: ``plan``, execution elsewhere, ``commit``; ``add`` and ``finish`` between steps.
+Pure bookkeeping: must not know clocks, tensors or transport.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from engine.block_manager import BlockManager
+from engine.block_manager import BlockManager, PrefixHit
 from engine.config import EngineConfig
-from engine.errors import RunnerError
+from engine.messages import FinishReason
+from engine.result_check import check_result
 from engine.sequence import Sequence
-from engine.step import Admission, BlockCopy, ScheduledSequence, StepPlan, StepResult
+from engine.step import (
+    Admission,
+    BlockCopy,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+    TableUpdate,
+)
 
 
 @dataclass(slots=True)
@@ -64,14 +74,17 @@ class Scheduler:
     @property
     def num_pending_prefill_tokens(self) -> int:
         """Tokens of admitted and waiting sequences whose KV must be computed before they decode."""
-        waiting = sum(len(s.token_ids) - s.num_expected_hit_tokens for s in self._waiting)
+        waiting = sum(s.num_tokens - s.num_expected_hit_tokens for s in self._waiting)
         running = sum(s.num_uncomputed_tokens - s.is_last_on_device for s in self._running)
         return waiting + running
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that fits the pool by itself."""
-        sequence.num_expected_hit_tokens = self._blocks.find_prefix(sequence).num_tokens
-        self._waiting.append(sequence)
+    def add(self, samples: list[Sequence]) -> None:
+        """Queue all samples of a request; each fits the pool by itself."""
+        first, *others = samples
+        first.num_expected_hit_tokens = self._blocks.find_prefix(first).num_tokens
+        for sequence in others:
+            sequence.num_expected_hit_tokens = sequence.num_tokens  # the first computes it for all
+        self._waiting.extend(samples)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out between steps, whatever it was doing."""
@@ -87,32 +100,34 @@ class Scheduler:
         draft = _Draft()
         self._plan_decodes(draft)
         budget_tokens = max(self._budget_tokens - len(draft.scheduled), self._min_prefill_tokens)
-        budget_tokens -= self._plan_running_prefill(draft, budget_tokens)
+        budget_tokens = self._plan_running_prefill(draft, budget_tokens)
         self._plan_admissions(draft, budget_tokens)
         assert draft.scheduled, "sequences are here, but none of them can advance"
         return self._seal(draft)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        """Take in what the runner did; returns the sequences that gained a token."""
-        sampling = [entry.slot for entry in plan.scheduled if entry.is_sampling]
-        if plan.step_id != result.step_id or sampling != [s.slot for s in result.sampled]:
-            raise RunnerError(
-                f"step {plan.step_id} samples slots {sampling}, but the runner answered {result}; "
-                "it must return one token for each, in order"
-            )
-        for entry in plan.scheduled:
-            sequence = self._sequence_of_slot[entry.slot]
-            sequence.num_computed_tokens = entry.start + entry.num_tokens
-            self._blocks.publish(sequence)
+        """Take in what the runner did; returns the sequences that gained a token or ended."""
+        sequence_of_slot = self._sequence_of_slot
+        check_result(plan, result, sequence_of_slot)
         advanced = []
         for sampled in result.sampled:
-            sequence = self._sequence_of_slot[sampled.slot]
-            sequence.append(sampled.token_id)
+            sequence = sequence_of_slot[sampled.slot]
+            sequence.append(sampled)
             advanced.append(sequence)
+        self.totals.num_generated_tokens += sum(s.token_id >= 0 for s in result.sampled)
+        for entry in plan.scheduled:
+            sequence = sequence_of_slot[entry.slot]
+            sequence.num_computed_tokens = entry.start + entry.num_tokens
+            # What led to invalid logits must be found by nobody.
+            if sequence.finish_reason is not FinishReason.ERROR:
+                self._blocks.publish(sequence)
+            if len(entry.sampling_slots) != 1:
+                advanced += self._commit_prompt(sequence, entry)
+        for chunk in result.prompt_logprobs:
+            sequence_of_slot[chunk.slot].add_prompt_logprobs(chunk.logprobs)
         for sequence in advanced:
-            if sequence.finish_reason is not None:
+            if sequence.finish_reason is not None and sequence.slot is not None:
                 self._leave(sequence)
-        self.totals.num_generated_tokens += len(advanced)
         self._blocks.commit()
         return advanced
 
@@ -136,87 +151,150 @@ class Scheduler:
         assert all(s.is_last_on_device for s in self._running[:-1]), "two prefills at once"
         for sequence in self._waiting:
             assert sequence.slot is None, "a waiting sequence holds a slot"
-            assert not sequence.block_ids, "a waiting sequence holds blocks"
+            assert not sequence.block_tables, "a waiting sequence holds blocks"
         for sequence in [*self._waiting, *self._running]:
             assert sequence.finish_reason is None, "a finished sequence is still here"
         self._blocks.check_integrity(self._running)
 
     def _plan_decodes(self, draft: _Draft) -> None:
-        index = 0
-        while index < len(self._running):
-            sequence = self._running[index]
-            if sequence.is_last_on_device:
-                if not self._make_room(sequence):
+        for sequence in self._running:  # only its end is taken away meanwhile
+            if not sequence.is_last_on_device:
+                continue
+            updates: tuple[TableUpdate, ...] | None = ()
+            if sequence.num_computed_tokens >= sequence.num_writable_tokens:
+                updates = self._grow(sequence, draft)
+                if updates is None:
                     return
-                draft.scheduled.append(self._decode(sequence))
-            index += 1
+            assert sequence.slot is not None
+            draft.scheduled.append(
+                ScheduledSequence(
+                    sequence.slot,
+                    sequence.num_computed_tokens,
+                    (),
+                    True,
+                    updates,
+                    sequence.own_slots,
+                )
+            )
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Free a block if ``sequence`` needs one; ``False`` when it arrived last and gave way."""
-        while self._blocks.needs_block(sequence) and self._blocks.num_free_blocks == 0:
+    def _grow(self, sequence: Sequence, draft: _Draft) -> tuple[TableUpdate, ...] | None:
+        """Room for the next token; ``None`` when ``sequence`` arrived last and gave way."""
+        passed = self._blocks.drop_passed(sequence)
+        end = sequence.num_computed_tokens + 1
+        while self._blocks.num_missing_blocks(sequence, end) > self._blocks.num_free_blocks:
             victim = self._running[-1]
             self._preempt(victim)
             if victim is sequence:
-                return False
-        return True
-
-    def _decode(self, sequence: Sequence) -> ScheduledSequence:
-        needs_block = self._blocks.needs_block(sequence)
-        assert sequence.slot is not None
-        return ScheduledSequence(
-            slot=sequence.slot,
-            start=sequence.num_computed_tokens,
-            token_ids=(),
-            is_last_pending=True,
-            new_block_ids=(self._blocks.grow(sequence),) if needs_block else (),
-            is_sampling=True,
-        )
+                return None
+        return (*passed, *self._blocks.extend(sequence, end, draft.block_copies))
 
     def _plan_running_prefill(self, draft: _Draft, budget_tokens: int) -> int:
         # Only the last one can be amid its prefill: nobody is admitted before it had all it needs.
         if not self._running or self._running[-1].is_last_on_device:
-            return 0
+            return budget_tokens
         return self._plan_chunk(draft, self._running[-1], budget_tokens)
 
     def _plan_admissions(self, draft: _Draft, budget_tokens: int) -> None:
         while budget_tokens > 0 and self._waiting and self._free_slots:
             sequence = self._waiting[0]
-            hit = self._blocks.find_prefix(sequence)
-            # A block each for all that run, so that nobody is preempted within a block's length.
-            num_reserved = len(self._running) + 1 if self._running else 0
-            if not self._blocks.can_admit(sequence, hit, num_reserved):
+            hit = self._find_admissible(sequence)
+            if hit is None:
                 break
             self._waiting.popleft()
-            self._running.append(sequence)
-            sequence.slot = self._free_slots.pop()
-            self._sequence_of_slot[sequence.slot] = sequence
-            copy = self._blocks.admit(sequence, hit)
-            if copy is not None:
-                draft.block_copies.append(copy)
+            self._enter(sequence)
+            self._blocks.admit(sequence, hit)
             if sequence.cached_tokens is None:
                 sequence.cached_tokens = hit.num_tokens
-                self.totals.num_prompt_tokens += len(sequence.token_ids)
+                self.totals.num_prompt_tokens += sequence.num_tokens
                 self.totals.num_cached_prompt_tokens += hit.num_tokens
-            draft.admissions.append(
-                Admission(sequence.slot, sequence.request.sampling, tuple(sequence.block_ids))
-            )
-            budget_tokens -= self._plan_chunk(draft, sequence, budget_tokens)
+            draft.admissions.append(_admission(sequence))
+            budget_tokens = self._plan_chunk(draft, sequence, budget_tokens)
+
+    def _find_admissible(self, sequence: Sequence) -> PrefixHit | None:
+        """What ``sequence`` starts with, or ``None`` if it does not fit now."""
+        hit = self._blocks.find_prefix(sequence)
+        if not self._running:
+            # It fits by itself, if need be in small chunks and computed from the start.
+            fits = self._blocks.can_admit(sequence, hit, chunk_tokens=1, num_reserved_blocks=0)
+            return hit if fits else self._blocks.no_hit
+        fits = self._blocks.can_admit(
+            sequence,
+            hit,
+            chunk_tokens=self._budget_tokens,
+            num_reserved_blocks=self._num_reserved_blocks,
+        )
+        return hit if fits else None
+
+    @property
+    def _num_reserved_blocks(self) -> int:
+        # One per group for all that run and one more sequence, so that nobody is preempted within
+        # a block's length.
+        return (len(self._running) + 1) * self._blocks.num_groups
 
     def _plan_chunk(self, draft: _Draft, sequence: Sequence, budget_tokens: int) -> int:
+        """Plan the next tokens of a prompt; returns the budget left, 0 while more is to come."""
         assert sequence.slot is not None
-        start = sequence.num_computed_tokens
-        num_tokens = min(sequence.num_uncomputed_tokens, budget_tokens)
+        start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
+        end = min(num_tokens, start + budget_tokens)
+        updates: tuple[TableUpdate, ...] = ()
+        if end > sequence.num_writable_tokens:
+            passed = self._blocks.drop_passed(sequence)
+            end = self._blocks.reachable_end(sequence, end)
+            if end == start:  # decodes took the blocks behind its window
+                self._preempt(sequence)
+                return 0
+            updates = (*passed, *self._blocks.extend(sequence, end, draft.block_copies))
+        is_last = end == num_tokens
+        following_token_id = None
+        if sequence.needs_prompt_logprobs and not is_last:
+            following_token_id = sequence.request.token_ids[end]
         draft.scheduled.append(
             ScheduledSequence(
                 slot=sequence.slot,
                 start=start,
-                token_ids=tuple(sequence.token_ids[start : start + num_tokens]),
+                token_ids=sequence.slice(start, end),
                 is_last_pending=False,
-                new_block_ids=(),
-                is_sampling=start + num_tokens == len(sequence.token_ids),
+                table_updates=updates,
+                sampling_slots=self._sampling_slots(draft, sequence) if is_last else (),
+                following_token_id=following_token_id,
             )
         )
-        return num_tokens
+        return budget_tokens - (end - start) if is_last else 0
+
+    def _sampling_slots(self, draft: _Draft, sequence: Sequence) -> tuple[int, ...]:
+        """Who draws from the last token of a prompt: its siblings that find a place do, too."""
+        if sequence.sampling.max_tokens == 0:
+            return ()
+        slots = sequence.own_slots
+        while (
+            self._free_slots
+            and self._waiting
+            and self._waiting[0].is_sibling(sequence)
+            and self._blocks.num_free_blocks >= self._num_reserved_blocks
+        ):
+            sibling = self._waiting.popleft()
+            self._enter(sibling)
+            self._blocks.fork(sequence, sibling)
+            sibling.cached_tokens = sequence.cached_tokens
+            draft.admissions.append(_admission(sibling))
+            slots += sibling.own_slots
+        return slots
+
+    def _commit_prompt(self, sequence: Sequence, entry: ScheduledSequence) -> list[Sequence]:
+        """After a chunk that gave no token or several; returns who ended without one."""
+        for slot in entry.sampling_slots[1:]:
+            sibling = self._sequence_of_slot[slot]
+            sibling.num_computed_tokens = sequence.num_computed_tokens
+            sibling.num_published_blocks = sequence.num_published_blocks
+        if entry.sampling_slots or sequence.num_uncomputed_tokens > 0:
+            return []
+        ended = [sequence]
+        while self._waiting and self._waiting[0].is_sibling(sequence):
+            ended.append(self._waiting.popleft())
+        for sibling in ended:
+            sibling.finish_reason = FinishReason.LENGTH
+            sibling.cached_tokens = sequence.cached_tokens
+        return ended
 
     def _seal(self, draft: _Draft) -> StepPlan:
         self._num_steps += 1
@@ -237,6 +315,13 @@ class Scheduler:
         sequence.num_expected_hit_tokens = self._blocks.find_prefix(sequence).num_tokens
         self._waiting.appendleft(sequence)
 
+    def _enter(self, sequence: Sequence) -> None:
+        slot = self._free_slots.pop()
+        sequence.slot = slot
+        sequence.own_slots = (slot,)
+        self._sequence_of_slot[slot] = sequence
+        self._running.append(sequence)
+
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self._running.remove(sequence)
@@ -245,4 +330,17 @@ class Scheduler:
         self._released_slots.append(sequence.slot)
         sequence.slot = None
         sequence.is_last_on_device = False
+        if sequence.needs_prompt_logprobs:
+            sequence.prompt_logprobs.clear()  # those of the whole prompt come again
         self._blocks.release(sequence)
+
+
+def _admission(sequence: Sequence) -> Admission:
+    assert sequence.slot is not None
+    return Admission(
+        slot=sequence.slot,
+        sampling=sequence.sampling,
+        block_tables=tuple(tuple(table) for table in sequence.block_tables),
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        past_token_ids=sequence.past_token_ids,
+    )

@@ -6,6 +6,7 @@ know the model.
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,6 +14,7 @@ from engine.engine import Engine, StepOutput
 from engine.errors import EngineDeadError
 from engine.messages import Abort, FinishReason, StepFrame, Submit, TokenDelta
 from engine.rank_messages import GatewayGone, RankCommand, SourceFrame, StepReport
+from engine.request_limits import num_places
 from wire.pipe import SyncPipe
 
 IDLE_POLL_S = 1.0
@@ -22,14 +24,23 @@ MAX_FAILED_STEPS = 5
 routers and would draw ever more requests, so it ends."""
 
 
+@dataclass(slots=True)
+class _OpenRequest:
+    """A request that has not had its last delta."""
+
+    source: int
+    num_places: int
+    """Of samples that have not had theirs."""
+
+
 class StepLoop:
     """Owner of the map from requests to the gateways that sent them."""
 
     def __init__(self, engine: Engine, pipe: SyncPipe) -> None:
         self._engine = engine
         self._pipe = pipe
-        self._source_of: dict[str, int] = {}
-        self._refused: list[tuple[int, TokenDelta]] = []
+        self._open: dict[str, _OpenRequest] = {}
+        self._refused: list[tuple[int, TokenDelta, int]] = []
         self._num_submits_taken = 0
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_command = msgspec.msgpack.Decoder(RankCommand).decode
@@ -56,41 +67,45 @@ class StepLoop:
 
     def _apply(self, command: RankCommand) -> None:
         if isinstance(command, GatewayGone):
-            for request_id, source in self._source_of.items():
-                if source == command.source:
+            for request_id, request in self._open.items():
+                if request.source == command.source:
                     self._engine.abort(request_id)
             return
         message = self._decode_message(command.payload)
         if isinstance(message, Submit):
             self._submit(command.source, message)
-        elif self._source_of.get(message.request_id) == command.source:
-            self._engine.abort(message.request_id, message.num_kept_tokens)
+        elif self._is_open(message.request_id, command.source):
+            self._engine.abort(message.request_id, message.num_kept_tokens, message.index)
+
+    def _is_open(self, request_id: str, source: int) -> bool:
+        request = self._open.get(request_id)
+        return request is not None and request.source == source
 
     def _submit(self, source: int, submit: Submit) -> None:
         self._num_submits_taken += 1
         request = submit.request
-        if request.request_id in self._source_of:  # or its answer would go to another gateway
+        if request.request_id in self._open:  # or its answer would go to another gateway
             error = "A request with this id is already running."
-            self._refused.append(
-                (source, TokenDelta(request.request_id, [], FinishReason.ERROR, error=error))
+            delta = TokenDelta(
+                request.request_id, [], FinishReason.ERROR, error=error, is_refused=True
             )
+            self._refused.append((source, delta, num_places(request)))
             return
-        self._source_of[request.request_id] = source
+        self._open[request.request_id] = _OpenRequest(source, num_places(request))
         self._engine.add(request)
 
     def _report(self, output: StepOutput) -> StepReport:
         deltas_of: defaultdict[int, list[TokenDelta]] = defaultdict(list)
         num_finished: defaultdict[int, int] = defaultdict(int)
-        for source, delta in self._refused:
+        for source, delta, num_refused in self._refused:
             deltas_of[source].append(delta)
-            num_finished[source] += 1
+            num_finished[source] += num_refused
         self._refused.clear()
         for delta in output.deltas:
-            source = self._source_of[delta.request_id]
-            deltas_of[source].append(delta)
+            request = self._open[delta.request_id]
+            deltas_of[request.source].append(delta)
             if delta.finish_reason is not None:
-                num_finished[source] += 1
-                del self._source_of[delta.request_id]
+                num_finished[request.source] += self._finish(delta, request)
         frames = [
             SourceFrame(
                 source,
@@ -101,3 +116,11 @@ class StepLoop:
         ]
         num_submits_taken, self._num_submits_taken = self._num_submits_taken, 0
         return StepReport(frames, output.load, output.events, num_submits_taken)
+
+    def _finish(self, delta: TokenDelta, request: _OpenRequest) -> int:
+        """Count off what a last delta ends; returns the places that become free."""
+        num_ended = request.num_places if delta.is_refused else 1
+        request.num_places -= num_ended
+        if request.num_places == 0:
+            del self._open[delta.request_id]
+        return num_ended

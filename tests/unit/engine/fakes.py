@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from cache_tiers.keys import KeySalt, block_keys, root_key
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
-from engine.messages import EngineRequest, FinishReason, SamplingParams, TokenDelta, Usage
+from engine.kv_geometry import KvGeometry, KvGroup
+from engine.messages import (
+    EngineRequest,
+    FinishReason,
+    SamplingParams,
+    TokenDelta,
+    TokenLogprobs,
+    Usage,
+)
 from engine.paced_runner import PacedRunner
 from engine.step import ModelRunner, StepPlan, StepResult
 
@@ -24,24 +32,44 @@ def make_request(
     stop_token_ids: tuple[int, ...] = (),
     seed: int = 0,
     timeout_s: float = 60.0,
+    num_samples: int = 1,
+    num_logprobs: int | None = None,
+    num_prompt_logprobs: int | None = None,
 ) -> EngineRequest:
+    sampling = SamplingParams(
+        max_tokens,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+    )
     return EngineRequest(
         request_id,
         list(token_ids),
         ROOT_KEY,
         list(block_keys(ROOT_KEY, token_ids, BLOCK_SIZE)),
-        SamplingParams(max_tokens, seed=seed, stop_token_ids=stop_token_ids),
+        sampling,
         timeout_s,
+        num_samples,
     )
 
 
-def make_runner(num_blocks: int) -> PacedRunner:
+def make_geometry(windows: Sequence[int | None] = (None,)) -> KvGeometry:
+    """One layer per KV group."""
+    groups = tuple(KvGroup((layer,), window) for layer, window in enumerate(windows))
+    return KvGeometry(
+        groups, num_kv_heads=1, head_dim=1, block_size_tokens=BLOCK_SIZE, bytes_per_element=2
+    )
+
+
+def make_runner(num_blocks: int, windows: Sequence[int | None] = (None,)) -> PacedRunner:
     return PacedRunner(
         PacedConfig(),
         num_blocks=num_blocks,
         block_size_tokens=BLOCK_SIZE,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[EOS],
+        windows=windows,
         sleep=lambda _: None,
     )
 
@@ -90,24 +118,28 @@ def make_engine(
     *,
     num_blocks: int = 64,
     max_model_len: int = 256,
+    windows: Sequence[int | None] = (None,),
     runner: ModelRunner | None = None,
     clock: FakeClock | None = None,
 ) -> Engine:
     return Engine(
         config or make_config(),
+        geometry=make_geometry(windows),
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         vocab_size=VOCAB_SIZE,
-        runner=runner or make_runner(num_blocks),
+        runner=runner or make_runner(num_blocks, windows),
         clock=clock or FakeClock(),
     )
 
 
 @dataclass
 class Answer:
-    """All deltas of one request, joined."""
+    """All deltas of one sample, joined."""
 
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
     first_usage: Usage | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
@@ -115,17 +147,28 @@ class Answer:
 
 
 def collect(answers: dict[str, Answer], deltas: Iterable[TokenDelta]) -> None:
-    """Add ``deltas``; nothing may follow the finish reason of a request."""
+    """Add ``deltas``; nothing may follow the finish reason of a sample.
+
+    Sample 0 stands under the request's id, sample 1 under ``id#1`` and so on.
+    """
     for delta in deltas:
-        answer = answers.setdefault(delta.request_id, Answer())
+        answer = answers.setdefault(sample_name(delta.request_id, delta.index), Answer())
         assert answer.finish_reason is None, f"{delta.request_id} goes on after its end"
         if answer.first_usage is None:
             assert delta.usage is not None, "the first delta carries no usage"
             answer.first_usage = delta.usage
+            answer.prompt_logprobs = delta.prompt_logprobs
+        else:
+            assert delta.prompt_logprobs is None, "prompt log probabilities come twice"
+        answer.logprobs += delta.logprobs or []
         answer.token_ids += delta.token_ids
         answer.finish_reason = delta.finish_reason
         answer.usage = delta.usage
         answer.error = delta.error
+
+
+def sample_name(request_id: str, index: int) -> str:
+    return request_id if index == 0 else f"{request_id}#{index}"
 
 
 def run_to_end(engine: Engine, answers: dict[str, Answer] | None = None) -> dict[str, Answer]:
@@ -140,9 +183,14 @@ def run_to_end(engine: Engine, answers: dict[str, Answer] | None = None) -> dict
     return answers
 
 
-def answer_alone(request: EngineRequest, max_model_len: int = 256) -> Answer:
+def answers_alone(request: EngineRequest, max_model_len: int = 256) -> dict[str, Answer]:
     """What ``request`` gets from an engine of its own: no neighbour, no cache, no chunking."""
     config = make_config(max_num_batched_tokens=1024, prefix_caching=False)
     engine = make_engine(config, max_model_len=max_model_len)
     engine.add(request)
-    return run_to_end(engine)[request.request_id]
+    return run_to_end(engine)
+
+
+def answer_alone(request: EngineRequest, max_model_len: int = 256) -> Answer:
+    """The same of its first sample."""
+    return answers_alone(request, max_model_len)[request.request_id]

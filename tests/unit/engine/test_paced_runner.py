@@ -15,19 +15,15 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 def admission(
     slot: int, block_ids: tuple[int, ...], sampling: SamplingParams = GREEDY
 ) -> Admission:
-    return Admission(slot, sampling, block_ids)
+    return Admission(slot, sampling, (block_ids,), num_prompt_tokens=0)
 
 
-def prefill(
-    slot: int, token_ids: tuple[int, ...], start: int = 0, new_block_ids: tuple[int, ...] = ()
-) -> ScheduledSequence:
-    return ScheduledSequence(
-        slot, start, token_ids, False, new_block_ids=new_block_ids, is_sampling=True
-    )
+def prefill(slot: int, token_ids: tuple[int, ...], start: int = 0) -> ScheduledSequence:
+    return ScheduledSequence(slot, start, token_ids, False, sampling_slots=(slot,))
 
 
-def decode(slot: int, start: int, new_block_ids: tuple[int, ...] = ()) -> ScheduledSequence:
-    return ScheduledSequence(slot, start, (), True, new_block_ids, is_sampling=True)
+def decode(slot: int, start: int) -> ScheduledSequence:
+    return ScheduledSequence(slot, start, (), True, sampling_slots=(slot,))
 
 
 def plan(

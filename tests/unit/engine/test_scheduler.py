@@ -10,8 +10,8 @@ from engine.errors import RunnerError
 from engine.messages import FinishReason
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.step import SampledToken, StepPlan, StepResult
-from tests.unit.engine.fakes import BLOCK_SIZE, make_config, make_request
+from engine.step import SampledToken, StepPlan, StepResult, TableUpdate
+from tests.unit.engine.fakes import BLOCK_SIZE, make_config, make_geometry, make_request
 
 TOKEN = 7
 
@@ -19,17 +19,22 @@ TOKEN = 7
 class Harness:
     """A scheduler whose runner always answers ``TOKEN``."""
 
-    def __init__(self, config: EngineConfig | None = None, num_blocks: int = 64) -> None:
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        num_blocks: int = 64,
+        windows: tuple[int | None, ...] = (None,),
+    ) -> None:
         config = config or make_config()
         self.blocks = BlockManager(
-            num_blocks, config.block_size_tokens, prefix_caching=config.prefix_caching
+            num_blocks, make_geometry(windows), prefix_caching=config.prefix_caching
         )
         self.scheduler = Scheduler(config, self.blocks)
 
     def add(self, name: str, token_ids: list[int], max_tokens: int = 100) -> Sequence:
         request = make_request(name, token_ids, max_tokens)
         sequence = Sequence(request, deadline_s=1e9, max_len=len(token_ids) + max_tokens)
-        self.scheduler.add(sequence)
+        self.scheduler.add([sequence])
         return sequence
 
     def step(self) -> StepPlan:
@@ -41,7 +46,7 @@ class Harness:
 
 
 def answer(plan: StepPlan) -> StepResult:
-    sampled = [SampledToken(entry.slot, TOKEN) for entry in plan.scheduled if entry.is_sampling]
+    sampled = [SampledToken(slot, TOKEN) for e in plan.scheduled for slot in e.sampling_slots]
     return StepResult(plan.step_id, tuple(sampled))
 
 
@@ -69,7 +74,7 @@ def test_decodes_come_first_and_prefill_gets_the_rest_of_the_budget() -> None:
         assert [entry.slot for entry in plan.scheduled[:3]] == [s.slot for s in decoding]
         assert all(entry.is_last_pending for entry in plan.scheduled[:3])
     assert [plan.scheduled[3].num_tokens for plan in plans] == [7, 7, 7, 4]
-    assert [plan.scheduled[3].is_sampling for plan in plans] == [False, False, False, True]
+    assert [bool(plan.scheduled[3].sampling_slots) for plan in plans] == [False, False, False, True]
     assert [plan.num_tokens for plan in plans] == [10, 10, 10, 7]
 
 
@@ -85,7 +90,7 @@ def test_prefill_advances_by_the_floor_when_decodes_fill_the_budget() -> None:
     for plan in plans:
         assert all(num_tokens_of(plan, sequence) == 1 for sequence in decoding)
         assert plan.scheduled[4].num_tokens == 3
-    assert plans[-1].scheduled[4].is_sampling
+    assert plans[-1].scheduled[4].sampling_slots
 
 
 def test_one_budget_is_shared_by_several_prompts_in_order_of_arrival() -> None:
@@ -179,7 +184,7 @@ def test_the_latest_arrived_gives_way_and_is_computed_again_with_its_tokens() ->
     [entry] = plan.scheduled
     assert entry.token_ids == (*prompt(2, 7), *generated)
     assert not entry.is_last_pending
-    assert entry.is_sampling
+    assert entry.sampling_slots == (entry.slot,)
     assert harness.step().scheduled[0].is_last_pending
 
 
@@ -225,9 +230,9 @@ def test_a_cached_prompt_computes_its_last_token_in_a_copy() -> None:
     assert again.cached_tokens == 7
     [copy] = plan.block_copies
     [admission] = plan.admissions
-    assert admission.block_ids[-1] == copy.dst
-    assert copy.src not in admission.block_ids
+    assert admission.block_tables[0][-1] == copy.src
     [entry] = plan.scheduled
+    assert entry.table_updates == (TableUpdate(0, 1, (copy.dst,)),)
     assert (entry.start, entry.token_ids) == (7, (1007,))
 
 
@@ -264,7 +269,7 @@ def test_two_equal_prompts_of_one_step_do_not_share_what_is_not_computed() -> No
     harness.step()
 
     assert (first.cached_tokens, second.cached_tokens) == (0, 0)
-    assert set(first.block_ids).isdisjoint(second.block_ids)
+    assert set(first.block_tables[0]).isdisjoint(second.block_tables[0])
 
 
 def test_finishing_while_waiting_or_running_frees_everything() -> None:

@@ -8,6 +8,7 @@ import pytest
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
 from engine.errors import EngineDeadError
+from engine.kv_geometry import KvGeometry, KvGroup
 from engine.messages import (
     Abort,
     EngineRequest,
@@ -94,7 +95,15 @@ def bench() -> Iterator[Bench]:
         sleep=lambda _: None,
     )
     runner = Breakable(paced)
-    engine = Engine(CONFIG, num_blocks=NUM_BLOCKS, max_model_len=512, vocab_size=100, runner=runner)
+    geometry = KvGeometry((KvGroup((0,)),), 1, 1, CONFIG.block_size_tokens, 2)
+    engine = Engine(
+        CONFIG,
+        geometry=geometry,
+        num_blocks=NUM_BLOCKS,
+        max_model_len=512,
+        vocab_size=100,
+        runner=runner,
+    )
     theirs, ours = socket.socketpair()
     pipe, front = SyncPipe(theirs), SyncPipe(ours)
     yield Bench(StepLoop(engine, pipe), engine, runner, front)

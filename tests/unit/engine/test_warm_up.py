@@ -5,6 +5,7 @@ import pytest
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
 from engine.errors import WarmUpError
+from engine.kv_geometry import KvGeometry, KvGroup
 from engine.messages import EngineRequest, SamplingParams
 from engine.paced_runner import PacedRunner
 from engine.step import ModelRunner, StepPlan, StepResult
@@ -54,7 +55,12 @@ def paced_runner() -> PacedRunner:
 
 def engine_with(runner: ModelRunner) -> Engine:
     return Engine(
-        CONFIG, num_blocks=NUM_BLOCKS, max_model_len=MAX_LEN, vocab_size=100, runner=runner
+        CONFIG,
+        geometry=KvGeometry((KvGroup((0,)),), 1, 1, CONFIG.block_size_tokens, 2),
+        num_blocks=NUM_BLOCKS,
+        max_model_len=MAX_LEN,
+        vocab_size=100,
+        runner=runner,
     )
 
 
