@@ -134,6 +134,7 @@ class Model(_Answer):
     created: int
     owned_by: str
     status: Literal["ready", "loading"]
+    max_model_len: int | None
 
 
 class ModelList(_Answer):

@@ -54,7 +54,8 @@ async def test_every_route_is_documented_and_every_documented_one_is_served() ->
     }
     documented = {(method, path) for method, path, _ in operations()}
     bare = {(method, path.removeprefix("/v1")) for method, path in documented}
-    assert served == documented | bare
+    assert served >= documented | bare
+    assert {(method, path.removeprefix("/v1")) for method, path in served} == bare
 
 
 def test_every_reference_leads_somewhere() -> None:
