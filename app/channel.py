@@ -6,6 +6,7 @@ Counts credits and sinks; must not know why anything is sent.
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 import msgspec
 
@@ -60,6 +61,15 @@ async def connect_engine(address: EngineAddress, listener: EngineListener) -> "C
     return ChannelClient(connection, card, listener)
 
 
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A request that has not had its last delta."""
+
+    sink: DeltaSink
+    samples: set[int]
+    """Indices of those that have not had theirs."""
+
+
 class ChannelClient:
     """One engine replica at the other end of ``connection``, which it owns."""
 
@@ -72,7 +82,7 @@ class ChannelClient:
         self._num_waiting = 0
         """As announced, less what was submitted since."""
         self._is_accepting = True
-        self._sinks: dict[str, DeltaSink] = {}
+        self._open: dict[str, _Open] = {}
         self._reader = asyncio.create_task(self._read())
 
     @property
@@ -100,12 +110,14 @@ class ChannelClient:
         assert self._num_credits > 0, "submit without a credit"
         self._num_credits -= 1
         self._num_waiting = max(0, self._num_waiting - 1)
-        self._sinks[request.request_id] = sink
+        self._open[request.request_id] = _Open(sink, set(range(request.num_samples)))
         self._send(Submit(request))
 
-    def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
-        if request_id in self._sinks:
-            self._send(Abort(request_id, num_kept_tokens))
+    def abort(
+        self, request_id: str, num_kept_tokens: int | None = None, index: int | None = None
+    ) -> None:
+        if request_id in self._open:
+            self._send(Abort(request_id, num_kept_tokens, index))
 
     async def close(self) -> None:
         # The engine aborts what is open when the connection goes.
@@ -155,18 +167,23 @@ class ChannelClient:
                 logger.warning("engine %s sent its card twice", self._card.engine_id)
 
     def _deliver(self, delta: TokenDelta) -> None:
-        if delta.finish_reason is None:
-            sink = self._sinks.get(delta.request_id)
-        else:
-            sink = self._sinks.pop(delta.request_id, None)
-        if sink is not None:
-            sink(delta)
+        request = self._open.get(delta.request_id)
+        if request is None or delta.index not in request.samples:
+            return
+        if delta.finish_reason is not None:
+            request.samples.discard(delta.index)
+            if delta.is_refused or not request.samples:
+                del self._open[delta.request_id]
+        request.sink(delta)
 
     def _end(self, reason: str) -> None:
         self._is_accepting = False
         self._num_credits = 0
-        sinks, self._sinks = self._sinks, {}
+        lost, self._open = self._open, {}
         error = f"The connection to the engine was lost: {reason}."
-        for request_id, sink in sinks.items():
-            sink(TokenDelta(request_id, [], finish_reason=FinishReason.ERROR, error=error))
+        for request_id, request in lost.items():
+            for index in sorted(request.samples):
+                request.sink(
+                    TokenDelta(request_id, [], FinishReason.ERROR, error=error, index=index)
+                )
         self._listener.on_closed(self, reason)

@@ -1,6 +1,6 @@
 """Brings each request of one model to an engine: choose, wait for a credit, submit.
 
-A request whose engine is lost before its first token starts over. Owns the waiting queue and every
+A request whose engine is lost before anything was shown starts over. Owns the waiting queue and every
 open job; one event loop. Must not know HTTP or text.
 """
 
@@ -54,6 +54,14 @@ class Dispatcher:
         return next((member.client.card for member in self.fleet if member.is_accepting), None)
 
     @property
+    def ready_card(self) -> ModelCard:
+        """As ``card``; raises ``ModelLoadingError`` while there is none."""
+        card = self.card
+        if card is None:
+            raise ModelLoadingError(self.model)
+        return card
+
+    @property
     def num_waiting(self) -> int:
         return len(self._queue)
 
@@ -68,45 +76,55 @@ class Dispatcher:
         self._config = config
         self.fleet.index.resize(config.prefix_index_max_keys)
 
-    def enqueue(self, job: Job) -> None:
-        """Take ``job``; its answer hears everything from here on.
+    def enqueue(self, *jobs: Job) -> None:
+        """Take all ``jobs`` or none; their answers hear everything from here on.
 
         Raises ``ModelLoadingError`` without an engine and ``OverloadedError`` when the queue is
         full.
         """
         if self.card is None:
             raise ModelLoadingError(self.model)
-        if len(self._queue) >= self._config.max_queue_len:
+        if len(self._queue) + len(jobs) > self._config.max_queue_len:
             raise OverloadedError(
-                f"The model `{self.model}` has {len(self._queue)} requests waiting, which is the "
-                "limit. Try again shortly."
+                f"The model `{self.model}` has {len(self._queue)} requests waiting, of at most "
+                f"{self._config.max_queue_len}. Try again shortly."
             )
-        self._jobs[job.request_id] = job
-        self._wait(job)
+        for job in jobs:
+            self._jobs[job.request_id] = job
+            self._wait(job)
 
-    def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
-        """End a running request; its answer still gets the last delta. Unknown ids are ignored."""
-        job = self._jobs.get(request_id)
-        if job is not None and job.is_running:
-            member = self.fleet.get(job.engine_id)
-            if member is not None:
-                member.client.abort(request_id, num_kept_tokens)
-
-    def cancel(self, request_id: str) -> None:
-        """Nobody wants the answer any more: leave the queue, or stop the engine.
+    def abort(
+        self, request_id: str, num_kept_tokens: int | None = None, index: int | None = None
+    ) -> None:
+        """End a running request, or one sample of it; its answer still gets the last deltas.
 
         Unknown ids are ignored.
         """
         job = self._jobs.get(request_id)
+        if job is not None and job.is_running:
+            member = self.fleet.get(job.engine_id)
+            if member is not None:
+                member.client.abort(request_id, num_kept_tokens, index)
+
+    def cancel(self, request_id: str) -> bool:
+        """Nobody wants the answer any more: leave the queue, or stop the engine.
+
+        Returns whether an engine has yet to say its last word. Unknown ids are ignored.
+        """
+        job = self._jobs.get(request_id)
         if job is None:
-            return
-        job.is_cancelled = True
+            return False
         if job.is_running:
-            self.abort(request_id)
-        else:
-            self._queue.remove(job)
-            self._announce(self.fleet.get(job.engine_id))
-            del self._jobs[request_id]
+            if not job.is_cancelled:
+                job.is_cancelled = True
+                job.loss = None
+                self.abort(request_id)
+            return True
+        job.is_cancelled = True
+        self._queue.remove(job)
+        self._announce(self.fleet.get(job.engine_id))
+        del self._jobs[request_id]
+        return False
 
     def check_integrity(self) -> None:
         """Every open job waits or runs, in one place. For tests."""
@@ -149,8 +167,7 @@ class Dispatcher:
         if self._tick_handle is not None:
             self._tick_handle.cancel()
         for job in self._queue:
-            self._queue.remove(job)
-            self._fail(job, OverloadedError("The gateway is shutting down. Try again."))
+            self._give_up(job, OverloadedError("The gateway is shutting down. Try again."))
         for member in self.fleet:
             member.is_retiring = True
             self._close_soon(member)
@@ -230,15 +247,20 @@ class Dispatcher:
         max_wait_s = self._config.max_queue_wait_s
         for job in self._queue:
             if now_s >= min(job.queued_s + max_wait_s, job.deadline_s):
-                self._queue.remove(job)
-                self._announce(self.fleet.get(job.engine_id))
                 waited_s = now_s - job.queued_s
-                self._fail(
+                self._give_up(
                     job, RequestTimeoutError(f"No replica had room within {waited_s:.1f} s.")
                 )
         self._rechoose(self._queue.oldest(MAX_RECHOSEN_PER_TICK))
         if len(self._queue):
             self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _give_up(self, job: Job, error: ApiError) -> None:
+        """``job`` waited in vain, unless its answer has failed meanwhile by another prompt's."""
+        if not job.is_cancelled:
+            self._queue.remove(job)
+            self._announce(self.fleet.get(job.engine_id))
+            self._fail(job, error)
 
     # Running.
 
@@ -248,6 +270,8 @@ class Dispatcher:
         job.is_running = True
         job.submitted_s = now_s
         job.num_attempts += 1
+        job.num_open_samples = job.num_samples
+        job.loss = None
         member.running[job.request_id] = job
         self.fleet.count_send(member, job)
         request = EngineRequest(
@@ -257,27 +281,42 @@ class Dispatcher:
             block_keys=job.prompt.block_keys,
             sampling=job.sampling,
             timeout_s=max(0.001, job.deadline_s - now_s),
+            num_samples=job.num_samples,
         )
         member.client.submit(request, partial(self._on_delta, member, job))
 
     def _on_delta(self, member: Member, job: Job, delta: TokenDelta) -> None:
-        if delta.token_ids:
-            job.has_tokens = True
-        if delta.finish_reason is None:
+        if delta.finish_reason is not None:
+            self._end_sample(member, job, delta)
+        elif job.loss is None:
             job.answer.on_delta(delta)
-            return
+
+    def _end_sample(self, member: Member, job: Job, delta: TokenDelta) -> None:
+        job.num_open_samples = 0 if delta.is_refused else job.num_open_samples - 1
+        is_lost = delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
+        is_lost = is_lost and not delta.is_refused and not job.is_cancelled
+        if job.loss is None:
+            if is_lost and job.answer.can_restart:
+                job.loss = delta.error or "it ended the request"
+                if job.num_open_samples:  # they are of no use
+                    member.client.abort(job.request_id)
+            else:
+                job.answer.on_delta(delta)
+        if job.num_open_samples == 0:
+            self._end(member, job)
+
+    def _end(self, member: Member, job: Job) -> None:
+        """``job`` has left ``member``: for good, or to start over."""
         del member.running[job.request_id]
         job.is_running = False
-        is_lost = delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
-        if is_lost and not job.has_tokens and not job.is_cancelled:
-            self._retry(job, delta.error or "it ended the request")
+        if job.loss is not None and not job.is_cancelled:
+            job.answer.restart()
+            self._retry(job, job.loss)
         else:
             del self._jobs[job.request_id]
-            job.answer.on_delta(delta)
         self._close_if_done(member)
 
     def _retry(self, job: Job, reason: str) -> None:
-        """Nothing was shown to the client yet, so another engine can start over."""
         assert job.engine_id is not None
         job.tried.add(job.engine_id)
         if self._is_closed:

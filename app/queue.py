@@ -17,18 +17,27 @@ from engine.messages import SamplingParams, TokenDelta
 class Answer(Protocol):
     """Where a request's result goes."""
 
+    @property
+    def can_restart(self) -> bool:
+        """Something is still missing, and nothing of it was shown to the client."""
+        ...
+
+    def restart(self) -> None:
+        """Another engine starts over: forget all deltas."""
+        ...
+
     def on_delta(self, delta: TokenDelta) -> None:
-        """Deltas in order; the last one has a finish reason."""
+        """Those of a sample in order; its last one has a finish reason."""
         ...
 
     def fail(self, error: ApiError) -> None:
-        """The request ended without a last delta."""
+        """The request ended without last deltas."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request from its arrival to its last token. Only the dispatcher writes it."""
+    """One prompt from its arrival to its last token. Only the dispatcher writes it."""
 
     request_id: str
     prompt: Prompt
@@ -37,6 +46,7 @@ class Job:
     arrived_s: float
     deadline_s: float
     """When the whole request must have ended."""
+    num_samples: int = 1
     queued_s: float = 0.0
     """When the wait began that it is in, or was in last."""
     submitted_s: float | None = None
@@ -45,7 +55,10 @@ class Job:
     """Chosen while it waits, given while it runs; None while no engine is there."""
     is_running: bool = False
     is_cancelled: bool = False
-    has_tokens: bool = False
+    num_open_samples: int = 0
+    """While it runs: those that have not had their last delta."""
+    loss: str | None = None
+    """Why it starts over elsewhere once all its samples have ended."""
     num_attempts: int = 0
     tried: set[str] = field(default_factory=set)
     """Engines that lost it."""

@@ -35,6 +35,8 @@ class RequestRecord:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
+    num_longest_tokens: int = 0
+    """Completion tokens of the longest of the samples, which run side by side."""
 
     @property
     def elapsed_s(self) -> float:
@@ -42,10 +44,10 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first."""
-        if self.ttft_s is None or self.last_token_s is None or self.num_completion_tokens < 2:
+        """Mean time per output token of a sample after its first."""
+        if self.ttft_s is None or self.last_token_s is None or self.num_longest_tokens < 2:
             return None
-        return (self.last_token_s - self.ttft_s) / (self.num_completion_tokens - 1)
+        return (self.last_token_s - self.ttft_s) / (self.num_longest_tokens - 1)
 
     def log_line(self) -> str:
         """One JSON object."""

@@ -1,6 +1,5 @@
 """The gateway's routes as one ASGI application."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 import orjson
@@ -12,25 +11,31 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.chat_completions import ChatCompletions
+from app.completions import Completions
 from app.errors import MethodNotAllowedError, NotFoundError
 from app.gateway import Gateway
 from app.metrics import CONTENT_TYPE
 from app.middleware import RequestMiddleware
 from app.openai_objects import model_object
+from app.openapi import openapi_document
 from app.record import record_of
+from app.version import package_version
 
 
 def create_asgi_app(gateway: Gateway) -> Starlette:
     """Serves ``gateway``, which the caller owns and closes."""
-    routes = _SimpleRoutes(gateway)
+    simple = _SimpleRoutes(gateway)
+    chat, text = ChatCompletions(gateway), Completions(gateway)
     app = Starlette(
         routes=[
-            Route("/health", routes.health, methods=["GET"]),
-            Route("/version", routes.version, methods=["GET"]),
-            Route("/metrics", routes.metrics, methods=["GET"]),
-            Route("/v1/models", routes.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", routes.model, methods=["GET"]),
-            Route("/v1/chat/completions", ChatCompletions(gateway), methods=["POST"]),
+            Route("/health", simple.health, methods=["GET"]),
+            Route("/version", simple.version, methods=["GET"]),
+            Route("/metrics", simple.metrics, methods=["GET"]),
+            Route("/openapi.json", simple.openapi, methods=["GET"]),
+            *_either("/models", simple.models, "GET"),
+            *_either("/models/{name:path}", simple.model, "GET"),
+            *_either("/chat/completions", chat, "POST"),
+            *_either("/completions", text, "POST"),
         ],
         middleware=[Middleware(RequestMiddleware, gateway=gateway)],
         exception_handlers={HTTPException: _raise_api_error},
@@ -38,6 +43,11 @@ def create_asgi_app(gateway: Gateway) -> Starlette:
     # Starlette would answer `/health/` with a redirect to wherever the Host header points.
     app.router.redirect_slashes = False
     return app
+
+
+def _either(path: str, endpoint: Any, method: str) -> list[Route]:
+    """Under ``/v1`` and bare, as some clients ask."""
+    return [Route(prefix + path, endpoint, methods=[method]) for prefix in ("/v1", "")]
 
 
 class _SimpleRoutes:
@@ -52,11 +62,15 @@ class _SimpleRoutes:
 
     async def version(self, request: Request) -> Response:
         record_of(request.scope).route = "/version"
-        return _json({"version": _version()})
+        return _json({"version": package_version()})
 
     async def metrics(self, request: Request) -> Response:
         record_of(request.scope).route = "/metrics"
         return Response(self._gateway.render_metrics(), headers={"content-type": CONTENT_TYPE})
+
+    async def openapi(self, request: Request) -> Response:
+        record_of(request.scope).route = "/openapi.json"
+        return Response(openapi_document(), media_type="application/json")
 
     async def models(self, request: Request) -> Response:
         record_of(request.scope).route = "/v1/models"
@@ -69,9 +83,7 @@ class _SimpleRoutes:
         return _json(self._model(self._gateway.dispatcher_of(name).model))
 
     def _model(self, name: str) -> dict[str, Any]:
-        card = self._gateway.dispatchers[name].card
-        created_s = 0 if card is None else card.created_s
-        return model_object(name=name, created_s=created_s, is_ready=card is not None)
+        return model_object(name=name, card=self._gateway.dispatchers[name].card)
 
 
 def _json(value: dict[str, Any]) -> Response:
@@ -86,10 +98,3 @@ async def _raise_api_error(request: Request, error: Exception) -> NoReturn:
             f"The method {request.method} is not allowed here.", headers=dict(error.headers or {})
         )
     raise NotFoundError(f"There is nothing at {request.url.path[:200]}.")
-
-
-def _version() -> str:
-    try:
-        return version("headwater")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "0+unknown"

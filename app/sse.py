@@ -1,15 +1,12 @@
-"""Server-sent events of one streamed chat completion, as bytes.
+"""Server-sent events of one streamed answer, as bytes: what all its events have in common.
 
-Everything but the text is encoded once per answer, so that a token costs one ``orjson.dumps`` of a
-short string. Only ``data:`` lines and comments: some clients trip over ``id:`` and ``event:``.
+Only ``data:`` lines and comments: some clients trip over ``id:`` and ``event:``.
 """
-
-from typing import Any
 
 import orjson
 
 from app.errors import ApiError
-from app.openai_objects import usage_object
+from app.openai_objects import AnswerHead, usage_object
 from engine.messages import Usage
 
 HEADERS = [
@@ -20,52 +17,34 @@ HEADERS = [
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
-_CONTENT = b'{"content":'
 
+class EventFrame:
+    """Everything but the choice is encoded once per answer."""
 
-class ChatEvents:
-    """The events of one answer; all carry the same id, time and model."""
-
-    def __init__(
-        self, *, completion_id: str, created_s: int, model: str, includes_usage: bool
-    ) -> None:
+    def __init__(self, head: AnswerHead, object_name: str, *, includes_usage: bool) -> None:
         self._includes_usage = includes_usage
-        self._completion_id = completion_id
-        head = {
-            "id": completion_id,
-            "object": "chat.completion.chunk",
-            "created": created_s,
-            "model": model,
-            "system_fingerprint": None,
-        }
-        self._head = b"data: " + orjson.dumps(head)[:-1]
-        self._tail = b',"usage":null}\n\n' if includes_usage else b"}\n\n"
-        self._before_delta = self._head + b',"choices":[{"index":0,"delta":'
-        self._before_text = self._before_delta + _CONTENT
-        self._after_text = b'},"finish_reason":null}]' + self._tail
+        self._answer_id = head.answer_id
+        self._head = b"data: " + orjson.dumps(head.fields(object_name))[:-1]
+        self._end = b',"usage":null}\n\n' if includes_usage else b"}\n\n"
+        self.before_choice = self._head + b',"choices":['
+        self.after_choice = b"]" + self._end
+        """Of an event that carries no usage."""
 
-    @property
-    def event_overhead_bytes(self) -> int:
-        """Size of a text event without its text."""
-        return len(self._before_text) + len(self._after_text)
-
-    def role(self) -> bytes:
-        delta = orjson.dumps({"role": "assistant", "content": "", "refusal": None})
-        return self._before_delta + delta + b',"finish_reason":null}]' + self._tail
-
-    def text(self, text: str) -> bytes:
-        return self._before_text + orjson.dumps(text) + self._after_text
-
-    def finish(self, reason: str) -> bytes:
-        ending = b'{},"finish_reason":' + orjson.dumps(reason) + b"}]"
-        return self._before_delta + ending + self._tail
+    def event(self, choice: bytes, usage: Usage | None, extra: bytes = b"") -> bytes:
+        """With one choice; ``extra`` are more fields, each after its comma."""
+        if usage is None:
+            return self.before_choice + choice + b"]" + extra + self._end
+        return self.before_choice + choice + b"]" + extra + _usage_end(usage)
 
     def usage(self, usage: Usage) -> bytes:
         """Empty unless the client asked for it."""
         if not self._includes_usage:
             return b""
-        body: dict[str, Any] = usage_object(usage)
-        return self._head + b',"choices":[],"usage":' + orjson.dumps(body) + b"}\n\n"
+        return self._head + b',"choices":[]' + _usage_end(usage)
 
     def error(self, error: ApiError) -> bytes:
-        return b"data: " + error.body(self._completion_id) + b"\n\n"
+        return b"data: " + error.body(self._answer_id) + b"\n\n"
+
+
+def _usage_end(usage: Usage) -> bytes:
+    return b',"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n"

@@ -21,21 +21,23 @@ class Scanned(NamedTuple):
 class StopStrings:
     """The state of one request's search."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
+        """``includes_stop``: the text ends behind the stop string, not before it."""
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self._stops = tuple(stops)
-        self._prefixes = {stop[:length] for stop in stops for length in range(1, len(stop))}
-        self._max_partial_len = max(map(len, self._prefixes), default=0)
+        self._includes_stop = includes_stop
+        self._first_chars = frozenset(stop[0] for stop in stops)
+        self._max_partial_len = max(map(len, stops), default=1) - 1
         self._held = ""
 
     def push(self, piece: str) -> Scanned:
         """Add ``piece`` to the text. Precondition: no stop string was completed before."""
         text = self._held + piece
-        match = self._first_match(text)
-        if match is not None:
+        cut = self._cut(text)
+        if cut is not None:
             self._held = ""
-            return Scanned(text[:match], is_stopped=True)
+            return Scanned(text[:cut], is_stopped=True)
         num_held = self._partial_len(text)
         self._held = text[len(text) - num_held :]
         return Scanned(text[: len(text) - num_held], is_stopped=False)
@@ -45,15 +47,20 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self, text: str) -> int | None:
-        """Where the match that completes first begins; of those, the longest."""
+    def _cut(self, text: str) -> int | None:
+        """Where the match that completes first cuts the text; of those, the longest."""
         matches = [
             (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
         ]
-        return min(matches)[1] if matches else None
+        if not matches:
+            return None
+        end, start = min(matches)
+        return end if self._includes_stop else start
 
     def _partial_len(self, text: str) -> int:
-        for length in range(min(self._max_partial_len, len(text)), 0, -1):
-            if text[-length:] in self._prefixes:
-                return length
+        for start in range(max(0, len(text) - self._max_partial_len), len(text)):
+            if text[start] in self._first_chars:
+                tail = text[start:]
+                if any(stop.startswith(tail) for stop in self._stops):
+                    return len(tail)
         return 0

@@ -20,6 +20,17 @@ class Recorder:
 
     deltas: list[TokenDelta] = field(default_factory=list)
     error: ApiError | None = None
+    num_restarts: int = 0
+    is_whole: bool = False
+    """Nothing is shown before the end, so it may restart after tokens came."""
+
+    @property
+    def can_restart(self) -> bool:
+        return self.is_whole or not any(delta.token_ids for delta in self.deltas)
+
+    def restart(self) -> None:
+        self.num_restarts += 1
+        self.deltas = []
 
     def on_delta(self, delta: TokenDelta) -> None:
         self.deltas.append(delta)
@@ -41,11 +52,26 @@ class Bench:
             engine.listener = self.dispatcher
             self.dispatcher.add_engine(engine)
 
-    def send(self, num_tokens: int = 20, *, token: int = 7, model: str = "m") -> Job:
+    def send(
+        self,
+        num_tokens: int = 20,
+        *,
+        token: int = 7,
+        model: str = "m",
+        num_samples: int = 1,
+        is_whole: bool = False,
+    ) -> Job:
+        job = self.job(num_tokens, token=token, model=model)
+        job.num_samples = num_samples
+        job.answer = Recorder(is_whole=is_whole)
+        self.dispatcher.enqueue(job)
+        return job
+
+    def job(self, num_tokens: int = 20, *, token: int = 7, model: str = "m") -> Job:
         self.num_jobs += 1
         root = BlockKey(make_card(model=model).root_key)
         token_ids = [token] * num_tokens
-        job = Job(
+        return Job(
             request_id=f"r{self.num_jobs}",
             prompt=Prompt(token_ids, root, list[bytes](block_keys(root, token_ids, 16))),
             sampling=SamplingParams(max_tokens=5),
@@ -53,8 +79,6 @@ class Bench:
             arrived_s=self.now_s + self.num_jobs / 1000,
             deadline_s=self.now_s + 600,
         )
-        self.dispatcher.enqueue(job)
-        return job
 
 
 def answer_of(job: Job) -> Recorder:

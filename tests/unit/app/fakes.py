@@ -11,12 +11,14 @@ from app.client import DeltaSink, EngineClient, EngineListener
 from app.gateway import Gateway
 from app.membership import ConnectEngine, EngineAddress
 from engine.messages import (
+    Abort,
     CacheEvents,
     EngineRequest,
     FinishReason,
     LoadView,
     ModelCard,
     TokenDelta,
+    TokenLogprobs,
     Usage,
 )
 from wire.endpoint import Endpoint
@@ -72,6 +74,17 @@ def make_card(engine_id: str = "e0", *, model: str = "m", max_model_len: int = 2
     )
 
 
+def fake_logprobs(token_id: int, num_top: int) -> TokenLogprobs:
+    """Some, always the same for a token; the token itself is the second likeliest."""
+    top_ids = [(token_id + 1) % 256, token_id, *((token_id + n) % 256 for n in range(2, 20))]
+    top = [-0.1 - n / 10 - token_id / 1000 for n in range(20)]
+    return TokenLogprobs(top[1], top_ids[:num_top], top[:num_top])
+
+
+Reply = Callable[[EngineRequest, int], list[int]]
+"""The tokens of a sample; the stop token follows."""
+
+
 class FakeEngine:
     """An ``EngineClient`` in the test's hand; with ``reply`` it answers each request by itself."""
 
@@ -79,7 +92,7 @@ class FakeEngine:
         self,
         engine_id: str = "e0",
         *,
-        reply: str | None = None,
+        reply: str | Reply | None = None,
         num_credits: int = 1000,
         card: ModelCard | None = None,
         delay_s: float = 0.0,
@@ -94,9 +107,17 @@ class FakeEngine:
         """As an engine counts: what was announced, less what was submitted since."""
         self.requests: dict[str, EngineRequest] = {}
         self.sinks: dict[str, DeltaSink] = {}
-        self.aborts: list[tuple[str, int | None]] = []
-        self.num_generated: dict[str, int] = {}
-        self._reply = reply
+        self.samples: dict[str, set[int]] = {}
+        """Indices of those that have not ended, by request."""
+        self.aborts: list[Abort] = []
+        self.num_generated: dict[tuple[str, int], int] = {}
+        self._reply: Reply | None = (
+            None
+            if reply is None
+            else (lambda request, index: ids_of(reply))
+            if isinstance(reply, str)
+            else reply
+        )
         self._delay_s = delay_s
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -110,32 +131,73 @@ class FakeEngine:
         self.num_wanted = max(0, self.num_wanted - 1)
         self.requests[request.request_id] = request
         self.sinks[request.request_id] = sink
-        self.num_generated[request.request_id] = 0
-        if self._reply is not None:
-            task = asyncio.create_task(self._answer(request, ids_of(self._reply)))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self.samples[request.request_id] = set(range(request.num_samples))
+        for index in range(request.num_samples):
+            self.num_generated[request.request_id, index] = 0
+            if self._reply is not None:
+                task = asyncio.create_task(
+                    self._answer(request, index, self._reply(request, index))
+                )
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
-    def abort(self, request_id: str, num_kept_tokens: int | None = None) -> None:
-        self.aborts.append((request_id, num_kept_tokens))
-        if request_id in self.sinks:
+    def abort(
+        self, request_id: str, num_kept_tokens: int | None = None, index: int | None = None
+    ) -> None:
+        self.aborts.append(Abort(request_id, num_kept_tokens, index))
+        for sample in self.samples.get(request_id, set()) if index is None else {index}:
             is_kept = num_kept_tokens is not None
             reason = FinishReason.STOP if is_kept else FinishReason.ABORT
-            asyncio.get_running_loop().call_soon(self._end, request_id, reason, num_kept_tokens)
+            asyncio.get_running_loop().call_soon(
+                self._end, request_id, sample, reason, num_kept_tokens
+            )
 
     async def close(self) -> None:
         self.lose("closed by the gateway")
 
-    def say(self, request_id: str, text: str, finish: FinishReason | None = None) -> None:
-        self.say_ids(request_id, ids_of(text), finish)
+    def say(
+        self, request_id: str, text: str, finish: FinishReason | None = None, index: int = 0
+    ) -> None:
+        self.say_ids(request_id, ids_of(text), finish, index)
 
     def say_ids(
-        self, request_id: str, token_ids: list[int], finish: FinishReason | None = None
+        self,
+        request_id: str,
+        token_ids: list[int],
+        finish: FinishReason | None = None,
+        index: int = 0,
     ) -> None:
-        self.num_generated[request_id] += len(token_ids)
-        usage = self._usage(request_id)
-        sink = self.sinks[request_id] if finish is None else self.sinks.pop(request_id)
-        sink(TokenDelta(request_id, token_ids, finish_reason=finish, usage=usage))
+        sampling = self.requests[request_id].sampling
+        num_logprobs, num_prompt = sampling.num_logprobs, sampling.num_prompt_logprobs
+        is_first = self.num_generated[request_id, index] == 0 and index == 0
+        self.num_generated[request_id, index] += len(token_ids)
+        delta = TokenDelta(
+            request_id,
+            token_ids,
+            finish_reason=finish,
+            usage=self._usage(request_id, index),
+            index=index,
+            logprobs=None
+            if num_logprobs is None
+            else [fake_logprobs(token_id, num_logprobs) for token_id in token_ids],
+            prompt_logprobs=[
+                fake_logprobs(token_id, num_prompt)
+                for token_id in self.requests[request_id].token_ids[1:]
+            ]
+            if is_first and num_prompt is not None
+            else None,
+        )
+        self.send(delta)
+
+    def send(self, delta: TokenDelta) -> None:
+        """As it is."""
+        sink = self.sinks[delta.request_id]
+        if delta.finish_reason is not None:
+            samples = self.samples[delta.request_id]
+            samples.discard(delta.index)
+            if delta.is_refused or not samples:
+                del self.sinks[delta.request_id], self.samples[delta.request_id]
+        sink(delta)
 
     def grant(self, num_credits: int = 1) -> None:
         assert self.listener is not None
@@ -151,35 +213,42 @@ class FakeEngine:
         """As when the connection breaks."""
         self.is_accepting = False
         self.num_credits = 0
-        for request_id in list(self.sinks):
-            sink = self.sinks.pop(request_id)
-            sink(TokenDelta(request_id, [], finish_reason=FinishReason.ERROR, error=reason))
+        for request_id, samples in list(self.samples.items()):
+            for index in sorted(samples):
+                self.send(TokenDelta(request_id, [], FinishReason.ERROR, error=reason, index=index))
         if self.listener is not None:
             listener, self.listener = self.listener, None
             listener.on_closed(self, reason)
 
-    def _usage(self, request_id: str) -> Usage:
+    def _usage(self, request_id: str, index: int) -> Usage:
         num_prompt_tokens = len(self.requests[request_id].token_ids)
-        return Usage(num_prompt_tokens, 16, self.num_generated[request_id])
+        return Usage(num_prompt_tokens, 16, self.num_generated[request_id, index])
 
-    def _end(self, request_id: str, reason: FinishReason, num_kept_tokens: int | None) -> None:
-        if request_id not in self.sinks:
-            return
-        if num_kept_tokens is not None:
-            self.num_generated[request_id] = num_kept_tokens
-        self.say_ids(request_id, [], reason)
+    def _is_open(self, request_id: str, index: int) -> bool:
+        return index in self.samples.get(request_id, ())
 
-    async def _answer(self, request: EngineRequest, token_ids: list[int]) -> None:
+    def _end(
+        self, request_id: str, index: int, reason: FinishReason, num_kept_tokens: int | None
+    ) -> None:
+        if self._is_open(request_id, index):
+            if num_kept_tokens is not None:
+                self.num_generated[request_id, index] = num_kept_tokens
+            self.say_ids(request_id, [], reason, index)
+
+    async def _answer(self, request: EngineRequest, index: int, token_ids: list[int]) -> None:
         room = request.sampling.max_tokens
         is_cut = len(token_ids) + 1 > room
         token_ids = token_ids[:room] if is_cut else [*token_ids, EOS_ID]
+        reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+        if not token_ids:  # prefill only
+            await asyncio.sleep(self._delay_s)
+            self.say_ids(request.request_id, [], reason, index)
         for position, token_id in enumerate(token_ids):
             await asyncio.sleep(self._delay_s)
-            if request.request_id not in self.sinks:
+            if not self._is_open(request.request_id, index):
                 return
             is_last = position == len(token_ids) - 1
-            reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
-            self.say_ids(request.request_id, [token_id], reason if is_last else None)
+            self.say_ids(request.request_id, [token_id], reason if is_last else None, index)
 
 
 def address_of(engine_id: str) -> EngineAddress:

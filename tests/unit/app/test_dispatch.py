@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from app.dispatch import MAX_ATTEMPTS
-from app.errors import EngineError, ModelLoadingError, OverloadedError
-from engine.messages import FinishReason, LoadView
-from tests.unit.app.dispatch_bench import Bench, answer_of, dispatch_bench, waiting
+from app.errors import ApiError, EngineError, ModelLoadingError, OverloadedError
+from engine.messages import Abort, FinishReason, LoadView, TokenDelta
+from tests.unit.app.dispatch_bench import (
+    Bench,
+    Recorder,
+    answer_of,
+    dispatch_bench,
+    waiting,
+)
 from tests.unit.app.fakes import FakeEngine, until
 
 
@@ -147,13 +153,101 @@ async def test_after_the_first_token_a_loss_is_told_and_nobody_elses(bench: Benc
     assert answer_of(other).deltas[-1].finish_reason is FinishReason.STOP
 
 
+async def test_a_whole_answer_that_is_lost_half_way_starts_over_elsewhere(bench: Bench) -> None:
+    a, b = FakeEngine("a"), FakeEngine("b")
+    bench.add(a, b)
+    job = bench.send(is_whole=True)
+    first, second = (a, b) if job.engine_id == "a" else (b, a)
+    first.say(job.request_id, "half")
+    first.lose()
+    assert job.request_id in second.requests
+    assert (answer_of(job).num_restarts, answer_of(job).deltas) == (1, [])
+    assert job.num_attempts == 2
+
+
+async def test_a_lost_sample_ends_the_others_before_all_start_over(bench: Bench) -> None:
+    """Else their last deltas would be taken for those of the next attempt."""
+    engine = FakeEngine("a")
+    bench.add(engine)
+    job = bench.send(num_samples=3, is_whole=True)
+    engine.say(job.request_id, "x", FinishReason.LENGTH, index=2)
+    engine.say_ids(job.request_id, [], FinishReason.ERROR, index=1)
+    assert engine.aborts == [Abort(job.request_id)]
+    assert job.num_attempts == 1, "sample 0 has not ended"
+    engine.say(job.request_id, "late", index=0)
+    await until(lambda: job.num_attempts == 2)
+    assert answer_of(job).deltas == []
+    assert engine.samples[job.request_id] == {0, 1, 2}
+
+
+async def test_a_request_ends_with_the_last_of_its_samples(bench: Bench) -> None:
+    engine = FakeEngine("a")
+    bench.add(engine)
+    job = bench.send(num_samples=2)
+    assert engine.requests[job.request_id].num_samples == 2
+    engine.say(job.request_id, "x", FinishReason.STOP, index=1)
+    assert bench.dispatcher.num_running == 1
+    engine.say(job.request_id, "y", FinishReason.LENGTH, index=0)
+    assert bench.dispatcher.num_running == 0
+    assert [delta.index for delta in answer_of(job).deltas] == [1, 0]
+
+
+async def test_a_refused_request_is_not_tried_elsewhere(bench: Bench) -> None:
+    a, b = FakeEngine("a"), FakeEngine("b")
+    bench.add(a, b)
+    job = bench.send(num_samples=2)
+    engine = a if job.engine_id == "a" else b
+    refusal = TokenDelta(job.request_id, [], FinishReason.ERROR, error="no", is_refused=True)
+    engine.send(refusal)
+    assert answer_of(job).deltas == [refusal]
+    assert len(a.requests) + len(b.requests) == 1
+    assert bench.dispatcher.num_running == 0
+
+
+async def test_several_jobs_are_taken_together_or_not_at_all(bench: Bench) -> None:
+    bench.add(waiting("e0"))
+    bench.send()
+    with pytest.raises(OverloadedError):
+        bench.dispatcher.enqueue(*(bench.job() for _ in range(4)))
+    assert bench.dispatcher.num_waiting == 1
+    bench.dispatcher.enqueue(*(bench.job() for _ in range(3)))
+    assert bench.dispatcher.num_waiting == 4
+
+
+async def test_a_job_whose_answer_failed_with_another_is_left_alone(bench: Bench) -> None:
+    """Prompts of one request wait together, and the first that waited too long ends them all."""
+    bench.add(waiting("a"))
+    jobs = [bench.job(), bench.job()]
+    for job in jobs:
+        job.answer = CancelsAll(bench, [job.request_id for job in jobs])
+    bench.dispatcher.enqueue(*jobs)
+    bench.now_s += 10.1
+    await until(lambda: bench.dispatcher.num_waiting == 0)
+    assert sum(answer_of(job).error is not None for job in jobs) == 1
+    bench.dispatcher.check_integrity()
+
+
+class CancelsAll(Recorder):
+    """Like the answer of several prompts."""
+
+    def __init__(self, bench: Bench, request_ids: list[str]) -> None:
+        super().__init__()
+        self._bench = bench
+        self._request_ids = request_ids
+
+    def fail(self, error: ApiError) -> None:
+        super().fail(error)
+        for request_id in self._request_ids:
+            self._bench.dispatcher.cancel(request_id)
+
+
 async def test_a_cancelled_request_is_aborted_and_not_started_over(bench: Bench) -> None:
     engine, other = FakeEngine("a"), FakeEngine("b")
     bench.add(engine)
     job = bench.send()
     bench.add(other)
     bench.dispatcher.cancel(job.request_id)
-    assert engine.aborts == [(job.request_id, None)]
+    assert engine.aborts == [Abort(job.request_id)]
     await until(lambda: not engine.sinks)
     assert not other.requests
     assert bench.dispatcher.num_running == 0

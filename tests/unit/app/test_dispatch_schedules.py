@@ -5,35 +5,70 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.answer import Answer, AskedPrompt
 from app.config import GatewayConfig
+from app.detokenizer import create_detokenizer_factory
 from app.dispatch import Dispatcher
 from app.errors import ApiError
+from app.generation import FinishedBy, Piece, TextRules
 from app.queue import Job
 from app.tokenization import Prompt
-from engine.messages import FinishReason, LoadView, SamplingParams, TokenDelta
-from tests.unit.app.fakes import FakeEngine, make_card
+from engine.messages import FinishReason, LoadView, SamplingParams
+from tests.unit.app.fakes import TOKENIZER, FakeEngine, make_card
 
 PICK = st.integers(0, 5)
-NAMES = ["send", "join", "grant", "token", "finish", "cancel", "lose", "drain", "retire", "load"]
+NAMES = [
+    "send",
+    "join",
+    "grant",
+    "token",
+    "finish",
+    "fail",
+    "cancel",
+    "lose",
+    "drain",
+    "retire",
+    "load",
+]
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from([*NAMES, "send", "send", "grant", "wait", "expire"]), PICK),
     max_size=60,
 )
 
 
-class EndsOnce:
-    """An ``Answer`` that checks the order of what it hears."""
+create_detokenizer = create_detokenizer_factory(TOKENIZER)
 
-    def __init__(self) -> None:
-        self.num_endings = 0
 
-    def on_delta(self, delta: TokenDelta) -> None:
-        assert not self.num_endings, "something follows the end"
-        self.num_endings += delta.finish_reason is not None
+class OrderCheck:
+    """A ``PieceSink`` that checks the order of what it hears."""
 
-    def fail(self, error: ApiError) -> None:
-        assert not self.num_endings, "it fails after its end"
-        self.num_endings += 1
+    def __init__(self, answer: Answer) -> None:
+        answer.sink = self
+        self._answer = answer
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
+
+    def begin(self, index: int) -> None:
+        assert index not in self._begun, "a sample begins twice"
+        assert not self._answer.is_cancelled
+        self._begun.add(index)
+
+    def add(self, index: int, piece: Piece) -> None:
+        assert index in self._begun - self._finished, "text before the beginning or after the end"
+        assert piece.text
+
+    def finish(self, index: int, reason: FinishedBy, rest: Piece) -> None:
+        assert index in self._begun - self._finished, "it ends before it begins, or twice"
+        self._finished.add(index)
+
+    def restart(self, index: int) -> None:
+        assert not self._answer.is_stream or index not in self._begun, "shown text is void"
+        self._begun.discard(index)
+        self._finished.discard(index)
+
+
+def make_prompt(pick: int) -> Prompt:
+    return Prompt([pick] * 300, make_card().root_key, [bytes([pick, n]) for n in range(18)])
 
 
 class Schedule:
@@ -44,9 +79,10 @@ class Schedule:
         config = GatewayConfig(max_queue_len=5, max_queue_wait_s=10)
         self.dispatcher = Dispatcher("m", config, clock=lambda: self.now_s)
         self.engines: list[FakeEngine] = []
-        self.answers: dict[str, EndsOnce] = {}
-        self.cancelled: set[str] = set()
+        self.answers: list[Answer] = []
+        self.cancelled: set[Answer] = set()
         self.num_sent = 0
+        self.num_joined = 0
 
     async def run(self, operations: list[tuple[str, int]]) -> None:
         for name, pick in operations:
@@ -56,12 +92,8 @@ class Schedule:
             await self.lose(0)
         await self.expire(6)
         await self.dispatcher.close()
-        open_ids = [
-            request_id
-            for request_id, answer in self.answers.items()
-            if answer.num_endings != 1 and request_id not in self.cancelled
-        ]
-        assert not open_ids
+        for answer in self.answers:
+            assert answer in self.cancelled or self.has_ended(answer)
         assert self.dispatcher.num_waiting == self.dispatcher.num_running == 0
 
     def check(self) -> None:
@@ -79,29 +111,48 @@ class Schedule:
     def engine(self, pick: int) -> FakeEngine | None:
         return self.engines[pick % len(self.engines)] if self.engines else None
 
+    def has_ended(self, answer: Answer) -> bool:
+        assert not (answer.is_finished and answer.error is not None), "it ended twice"
+        return answer.is_finished or answer.error is not None
+
     async def send(self, pick: int) -> None:
+        """One or two prompts with one to three samples each."""
         self.num_sent += 1
-        request_id = f"r{self.num_sent:04}"
-        prompt = Prompt([pick] * 300, make_card().root_key, [bytes([pick, n]) for n in range(18)])
-        answer = EndsOnce()
-        job = Job(
-            request_id=request_id,
-            prompt=prompt,
-            sampling=SamplingParams(max_tokens=5),
-            answer=answer,
-            arrived_s=self.now_s,
-            deadline_s=self.now_s + 100,
+        rules = TextRules(create_detokenizer, stops=("xx",))
+        prompts = [
+            AskedPrompt(f"r{self.num_sent:04}-{position}", 300, rules)
+            for position in range(1 + pick % 2)
+        ]
+        num_samples = 1 + pick % 3
+        answer = Answer(
+            prompts,
+            self.dispatcher,
+            num_samples=num_samples,
+            is_stream=pick < 3,
+            deadline_s=self.now_s + 1000,
         )
+        OrderCheck(answer)
+        jobs = [
+            Job(
+                request_id=prompt.asked.request_id,
+                prompt=make_prompt(pick),
+                sampling=SamplingParams(max_tokens=5),
+                answer=prompt,
+                arrived_s=self.now_s,
+                deadline_s=self.now_s + 100,
+                num_samples=num_samples,
+            )
+            for prompt in answer.prompts
+        ]
         try:
-            self.dispatcher.enqueue(job)
+            self.dispatcher.enqueue(*jobs)
         except ApiError:
             return
-        self.answers[request_id] = answer
+        self.answers.append(answer)
 
     async def join(self, pick: int) -> None:
-        engine = FakeEngine(
-            f"e{len(self.answers)}-{self.now_s}-{id(object())}", num_credits=pick % 2
-        )
+        self.num_joined += 1
+        engine = FakeEngine(f"e{self.num_joined}", num_credits=pick % 2)
         engine.listener = self.dispatcher
         self.engines.append(engine)
         self.dispatcher.add_engine(engine)
@@ -112,23 +163,30 @@ class Schedule:
             engine.grant()
 
     async def token(self, pick: int) -> None:
-        engine = self.engine(pick)
-        if engine is not None and engine.sinks:
-            engine.say(next(iter(engine.sinks)), "x")
+        self.say(pick, None)
 
     async def finish(self, pick: int) -> None:
+        self.say(pick, FinishReason.STOP)
+        await self.wait(pick)
+
+    async def fail(self, pick: int) -> None:
+        """One sample; the engine lives on."""
+        self.say(pick, FinishReason.ERROR)
+        await self.wait(pick)
+
+    def say(self, pick: int, finish: FinishReason | None) -> None:
         engine = self.engine(pick)
-        if engine is not None and engine.sinks:
-            engine.say(next(iter(engine.sinks)), "x", FinishReason.STOP)
-            await self.wait(pick)
+        if engine is not None and engine.samples:
+            request_id, samples = next(iter(engine.samples.items()))
+            engine.say(request_id, "x", finish, sorted(samples)[pick % len(samples)])
 
     async def cancel(self, pick: int) -> None:
-        still_open = [r for r, answer in self.answers.items() if not answer.num_endings]
-        still_open = [r for r in still_open if r not in self.cancelled]
+        still_open = [answer for answer in self.answers if not self.has_ended(answer)]
+        still_open = [answer for answer in still_open if answer not in self.cancelled]
         if still_open:
-            request_id = still_open[pick % len(still_open)]
-            self.cancelled.add(request_id)
-            self.dispatcher.cancel(request_id)
+            answer = still_open[pick % len(still_open)]
+            self.cancelled.add(answer)
+            answer.cancel()
 
     async def lose(self, pick: int) -> None:
         engine = self.engine(pick)
