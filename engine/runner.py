@@ -6,17 +6,18 @@ torch is imported only for the runner that computes with it, so that a paced rep
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import psutil
-
+from engine.available_memory import available_memory_bytes
 from engine.checkpoints.store import Checkpoint, open_checkpoint
-from engine.config import MIB, EngineConfig, EngineSpec
+from engine.config import EngineConfig, EngineSpec
 from engine.errors import EngineConfigError
-from engine.models.llama_config import LlamaConfig
+from engine.kv_geometry import KvGeometry
+from engine.memory_report import MemoryReport, check_memory, log_memory, report_memory
+from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_config
 from engine.paced_runner import PacedRunner
+from engine.request_limits import max_request_tokens
 from engine.step import ModelRunner
 
-_MIN_BLOCKS = 2
-"""One block of a prompt and one to grow into."""
 _BYTES_PER_ELEMENT = {"bfloat16": 2, "float32": 4}
 
 
@@ -27,11 +28,14 @@ class LoadedRunner:
     runner: ModelRunner
     checkpoint: Checkpoint
     """Tokenizer, chat template and special tokens."""
+    geometry: KvGeometry
     num_blocks: int
     """Size of the KV pool."""
     max_model_len: int
     """Context length in tokens, prompt and answer together."""
     vocab_size: int
+    memory: MemoryReport | None
+    """None for a runner that holds no model."""
 
     @property
     def weights_revision(self) -> str:
@@ -43,7 +47,7 @@ class LoadedRunner:
 
 
 def create_runner(spec: EngineSpec) -> LoadedRunner:
-    """Open the checkpoint, size the KV pool, load the weights.
+    """Open the checkpoint, size the KV pool, load the weights, log what the memory is for.
 
     Raises `CheckpointError` (missing, corrupt, not the pinned weights, unsupported model) or
     `EngineConfigError` (context, memory or device don't fit), each in one line that says what to
@@ -51,34 +55,48 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
     """
     checkpoint = open_checkpoint(spec.checkpoint, weights_sha256=spec.weights_sha256)
     config = spec.config
-    model_config = LlamaConfig.from_hf(checkpoint.config)
-    max_model_len, num_blocks = size_engine(config, checkpoint)
+    model_config = read_model_config(checkpoint.config)
+    geometry = _geometry(config, model_config)
+    size = size_engine(config, checkpoint)
+    memory = None
     runner: ModelRunner
     if config.runner == "paced":
         runner = PacedRunner(
             config.paced,
-            num_blocks=num_blocks,
+            num_blocks=size.num_blocks,
             block_size_tokens=config.block_size_tokens,
             vocab_size=model_config.vocab_size,
             eos_token_ids=checkpoint.eos_token_ids,
+            windows=[group.window for group in geometry.groups],
         )
     else:
-        _check_memory(config, checkpoint)
+        memory = report_memory(
+            config,
+            checkpoint.config,
+            model_config,
+            geometry,
+            num_blocks=size.num_blocks,
+            max_model_len=size.max_model_len,
+        )
+        check_memory(config, memory, available_bytes=available_memory_bytes())
         from engine.torch_loading import load_torch_runner
 
         runner = load_torch_runner(
             config,
             model_config,
             checkpoint.weights_paths,
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
+            num_blocks=size.num_blocks,
+            max_model_len=size.max_model_len,
         )
+        log_memory(config, memory, max_model_len=size.max_model_len)
     return LoadedRunner(
         runner=runner,
         checkpoint=checkpoint,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
+        geometry=geometry,
+        num_blocks=size.num_blocks,
+        max_model_len=size.max_model_len,
         vocab_size=model_config.vocab_size,
+        memory=memory,
     )
 
 
@@ -87,6 +105,8 @@ class EngineSize(NamedTuple):
 
     max_model_len: int
     num_blocks: int
+    max_request_tokens: int
+    """Most tokens of one sequence: ``max_model_len``, or less if the KV pool is small."""
 
 
 def size_engine(config: EngineConfig, checkpoint: Checkpoint) -> EngineSize:
@@ -94,14 +114,28 @@ def size_engine(config: EngineConfig, checkpoint: Checkpoint) -> EngineSize:
 
     Raises as `create_runner` does. Loads nothing.
     """
-    model_config = LlamaConfig.from_hf(checkpoint.config)
+    model_config = read_model_config(checkpoint.config)
+    geometry = _geometry(config, model_config)
+    max_model_len = _resolve_max_model_len(config, model_config)
+    num_blocks = _num_blocks(config, geometry)
     return EngineSize(
-        _resolve_max_model_len(config, model_config), _num_blocks(config, model_config)
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        max_request_tokens=max_request_tokens(
+            geometry, num_blocks=num_blocks, max_model_len=max_model_len
+        ),
     )
 
 
-def _resolve_max_model_len(config: EngineConfig, model_config: LlamaConfig) -> int:
-    own = model_config.max_position_embeddings
+def _geometry(config: EngineConfig, model_config: ModelConfig) -> KvGeometry:
+    return model_config.kv_geometry(
+        block_size_tokens=config.block_size_tokens,
+        bytes_per_element=_BYTES_PER_ELEMENT[config.dtype],
+    )
+
+
+def _resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    own = model_config.max_context_len
     if config.max_model_len is None:
         return own
     if config.max_model_len > own:
@@ -112,42 +146,14 @@ def _resolve_max_model_len(config: EngineConfig, model_config: LlamaConfig) -> i
     return config.max_model_len
 
 
-def _num_blocks(config: EngineConfig, model_config: LlamaConfig) -> int:
-    geometry = model_config.kv_geometry(
-        block_size_tokens=config.block_size_tokens,
-        bytes_per_element=_BYTES_PER_ELEMENT[config.dtype],
-    )
+def _num_blocks(config: EngineConfig, geometry: KvGeometry) -> int:
     num_blocks = config.kv_cache_bytes // geometry.block_bytes
-    if num_blocks < _MIN_BLOCKS:
+    # One block of a prompt and one to grow into, in every KV group.
+    min_blocks = 2 * len(geometry.groups)
+    if num_blocks < min_blocks:
         raise EngineConfigError(
             f"kv_cache_bytes is {config.kv_cache_bytes}, which holds {num_blocks} blocks of "
             f"{geometry.block_bytes} bytes: set kv_cache_bytes to at least "
-            f"{_MIN_BLOCKS * geometry.block_bytes}."
+            f"{min_blocks * geometry.block_bytes}."
         )
     return num_blocks
-
-
-def _check_memory(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Refuse a pool that the machine's memory can't hold beside the weights, before anything is
-    loaded."""
-    if config.device != "cpu":
-        return
-    available = psutil.virtual_memory().available
-    room = available - _private_weight_bytes(config, checkpoint)
-    if config.kv_cache_bytes > room:
-        remedy = (
-            f"set kv_cache_bytes to at most {room // MIB * MIB}" if room >= MIB else "free memory"
-        )
-        raise EngineConfigError(
-            f"kv_cache_bytes is {config.kv_cache_bytes}, but of {available} bytes of free memory "
-            f"the weights leave {max(0, room)}: {remedy}."
-        )
-
-
-def _private_weight_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    """Weights in memory of this process; mapped bfloat16 files cost none. They are stored in 2
-    bytes each."""
-    if config.weight_layout == "mapped" and config.dtype == "bfloat16":
-        return 0
-    stored_bytes = sum(path.stat().st_size for path in checkpoint.weights_paths)
-    return stored_bytes * _BYTES_PER_ELEMENT[config.dtype] // _BYTES_PER_ELEMENT["bfloat16"]

@@ -87,11 +87,19 @@ def test_names_and_shapes_are_those_of_transformers(model_type: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_weights_of_another_dtype_are_converted(tmp_path: Path, dtype: torch.dtype) -> None:
     reference = make_tiny_model("qwen3", tie_word_embeddings=True)
-    model = load_tiny(reference.to(dtype), tmp_path)
+    for parameter in reference.parameters():
+        parameter.data = parameter.data.to(dtype).float()
+    config = load_tiny(reference, tmp_path).config
+    path = tmp_path / "stored.safetensors"
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file({name: tensor.to(dtype) for name, tensor in stored.items()}, path)
+    model = load_model(
+        config, WeightFiles([path]), dtype=torch.float32, device=CPU, layout="mapped"
+    )
     token_ids = torch.randint(3, VOCAB_SIZE, (1, 9))
     (logits,) = PagedModel(model, token_ids, attention="cpu").step([Chunk(0, 0, 9)])
     with torch.inference_mode():
-        expected = reference.float()(token_ids).logits[0]
+        expected = reference(token_ids).logits[0]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -1,0 +1,120 @@
+"""What the memory of a replica is for, and whether there is enough. Imports no torch."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config import MIB, EngineConfig
+from engine.errors import EngineConfigError
+from engine.kv_geometry import KvGeometry
+from engine.models.model_config import ModelConfig
+from engine.workspace import workspace_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """The three parts of a replica's memory."""
+
+    weight_bytes: int
+    private_weight_bytes: int
+    """Of them, what this process holds for itself; the rest is mapped, and shared on the node."""
+    workspace_bytes: int
+    """At most, for the activations and logits of one step."""
+    num_blocks: int
+    geometry: KvGeometry
+
+    @property
+    def kv_pool_bytes(self) -> int:
+        return self.num_blocks * self.geometry.block_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """What this process takes from the machine's free memory."""
+        return self.private_weight_bytes + self.workspace_bytes + self.kv_pool_bytes
+
+    def num_full_sequences(self, max_model_len: int) -> int:
+        """Sequences of the longest context that the pool holds at once."""
+        return self.num_blocks // self.geometry.num_blocks_of(max_model_len)
+
+    def __str__(self) -> str:
+        return (
+            f"weights {_megabytes(self.weight_bytes)} | "
+            f"workspace {_megabytes(self.workspace_bytes)} | "
+            f"KV pool {_megabytes(self.kv_pool_bytes)} "
+            f"({self.num_blocks:,} blocks of {self.geometry.block_size_tokens} tokens)"
+        )
+
+
+def report_memory(
+    config: EngineConfig,
+    hf_config: Mapping[str, Any],
+    model: ModelConfig,
+    geometry: KvGeometry,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+) -> MemoryReport:
+    """Of a replica that isn't loaded yet; ``hf_config`` is the checkpoint's config.json."""
+    element = geometry.bytes_per_element
+    weight_bytes = model.num_parameters() * element
+    is_packed = config.device == "cpu" and config.weight_layout != "mapped"
+    is_converted = _stored_dtype(hf_config) != config.dtype
+    private_bytes = weight_bytes if is_packed or is_converted else 0
+    if is_packed and is_converted and model.has_tied_embeddings:
+        # The packed head and the converted embedding are two copies of one tensor.
+        private_bytes += model.vocab_size * model.hidden_size * element
+    return MemoryReport(
+        weight_bytes=weight_bytes,
+        private_weight_bytes=private_bytes,
+        workspace_bytes=workspace_bytes(
+            config, model, max_model_len=max_model_len, bytes_per_element=element
+        ),
+        num_blocks=num_blocks,
+        geometry=geometry,
+    )
+
+
+def check_memory(config: EngineConfig, memory: MemoryReport, *, available_bytes: int) -> None:
+    """Raise `EngineConfigError` for what doesn't fit into ``available_bytes``, before it loads."""
+    if config.device != "cpu":
+        return
+    room = available_bytes - (memory.needed_bytes - memory.kv_pool_bytes)
+    if config.kv_cache_bytes > room:
+        remedy = (
+            f"set kv_cache_bytes to at most {room // MIB * MIB}" if room >= MIB else "free memory"
+        )
+        raise EngineConfigError(
+            f"kv_cache_bytes is {config.kv_cache_bytes}, but of {available_bytes} bytes of free "
+            f"memory weights and workspace leave {max(0, room)}: {remedy}."
+        )
+
+
+def log_memory(config: EngineConfig, memory: MemoryReport, *, max_model_len: int) -> None:
+    """One line, and a second one if ``max_num_seqs`` long sequences don't fit at once."""
+    logger.info("%s", memory)
+    num_full = memory.num_full_sequences(max_model_len)
+    if num_full < config.max_num_seqs:
+        logger.info(
+            "max_num_seqs is %d, but the KV pool holds %d sequences of max_model_len (%d tokens) "
+            "at once: when more grow long, some wait or are computed again",
+            config.max_num_seqs,
+            num_full,
+            max_model_len,
+        )
+
+
+def _stored_dtype(hf_config: Mapping[str, Any]) -> object:
+    """What config.json says of the weights, which may be nothing."""
+    text = hf_config.get("text_config")
+    for section in (hf_config, text if isinstance(text, dict) else {}):
+        for key in ("dtype", "torch_dtype"):  # transformers 5, and before
+            if section.get(key) is not None:
+                return section[key]
+    return None
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
