@@ -29,6 +29,13 @@ class Border(BaseModel):
 
 Model = TypeVar("Model", bound=Border)
 
+_REASONS = {
+    "dict_type": "it must be an object",
+    "list_type": "it must be an array",
+    "model_type": "it must be an object",
+}
+"""By pydantic's kind of error, where its own words are of Python and not of JSON."""
+
 
 def validated(model: type[Model], body: Mapping[str, Any]) -> Model:
     """``body`` as ``model``; raises ``InvalidRequestError`` with the first offending field as its
@@ -39,7 +46,8 @@ def validated(model: type[Model], body: Mapping[str, Any]) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = _param(first["loc"], body, is_missing=first["type"] == "missing")
-        raise invalid(param, first["msg"][:1].lower() + first["msg"][1:]) from None
+        reason = _REASONS.get(first["type"]) or first["msg"][:1].lower() + first["msg"][1:]
+        raise invalid(param, reason) from None
 
 
 def invalid(param: str, reason: str) -> InvalidRequestError:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from app.border import Border
 from app.errors import InvalidRequestError
@@ -60,6 +60,24 @@ ToolCalls = Annotated[
 
 class ChatMessage(Border):
     """One turn."""
+
+    model_config = ConfigDict(
+        json_schema_extra={  # what ``check_messages`` checks
+            "anyOf": [
+                {
+                    "required": ["content"],
+                    "properties": {"content": {"type": ["string", "array"]}},
+                },
+                {
+                    "required": ["tool_calls"],
+                    "properties": {
+                        "role": {"const": "assistant"},
+                        "tool_calls": {"type": "array", "minItems": 1},
+                    },
+                },
+            ]
+        }
+    )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None

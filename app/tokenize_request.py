@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from app.border import Border, invalid, validated
 from app.chat_message import Messages, check_messages_size
@@ -13,6 +13,21 @@ from app.sampling_fields import TokenId
 
 class TokenizeRequest(ConversationFields):
     """A text, or messages that the chat template makes one of; null is the same as absent."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "required": ["prompt"],
+                    "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}},
+                },
+                {
+                    "required": ["messages"],
+                    "properties": {"prompt": {"type": "null"}, "messages": {"type": "array"}},
+                },
+            ]
+        }
+    )
 
     model: str
     prompt: str | None = None
