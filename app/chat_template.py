@@ -1,89 +1,103 @@
-"""A model's chat template, in a sandbox: messages in, the text of the prompt out.
+"""A model's chat template: messages in, the text of the prompt out.
 
-The template comes with the model, never from a request. Rendering follows transformers'
-``apply_chat_template`` (same globals, filters and whitespace rules). Must not know tokens.
+The template comes with the model, never from a request, and runs in ``app.template_sandbox``.
+Rendering follows transformers' ``apply_chat_template``. Must not know tokens.
 """
 
-import json
+import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, nodes
 
 from app.errors import InvalidRequestError
+from app.template_sandbox import TemplateSandbox
 
 Message = Mapping[str, Any]
 
+_TIME_LIMIT_S = 1.0
+_MAX_REASON_CHARS = 500
+_CONTINUE_MARK = "\ue000\ue001\ue000"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
 
 class ChatTemplate:
-    """Compiled once per model."""
+    """Compiled once per model; used from any thread."""
 
     def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _GenerationTag],
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(source)
+        """A template that cannot be compiled refuses every request."""
+        self._sandbox = TemplateSandbox()
         self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self._template: Template | None = None
+        self._fault = ""
+        self.takes_tools = False
+        try:
+            names = self._sandbox.parse(source).find_all(nodes.Name)
+            self.takes_tools = any(name.name == "tools" for name in names)
+            self._template = self._sandbox.from_string(source)
+        except Exception as error:  # whatever a parser and a compiler make of nonsense
+            self._fault = _reason_of(error)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, ending where the assistant's answer begins.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt; it ends where the assistant's answer begins, or within the last message.
 
         Raises ``InvalidRequestError`` with the template's own words when it refuses the messages.
         """
-        try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **self._special,
+        if self._template is None:
+            raise InvalidRequestError(
+                f"The model's chat template cannot be used: {self._fault}", param="model"
             )
+        if tools and not self.takes_tools:
+            raise InvalidRequestError("The model's chat template takes no tools.", param="tools")
+        if continue_final_message:
+            messages = [*messages[:-1], _with_mark(messages[-1])]
+        given = {
+            **(template_kwargs or {}),
+            "messages": messages,
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._special,
+        }
+        try:
+            with self._sandbox.limits(given, limit_s=_TIME_LIMIT_S):
+                rendered = self._template.render(given)
         except Exception as error:  # the sandbox runs nothing but the template on these messages
             raise InvalidRequestError(
-                f"The model's chat template refuses these messages: {error}", param="messages"
+                f"The model's chat template refuses these messages: {_reason_of(error)}",
+                param="messages",
             ) from error
+        return _cut_at_mark(rendered, messages[-1]) if continue_final_message else rendered
 
 
-class _GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here it only shows them."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance's
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+def _with_mark(message: Message) -> Message:
+    return {**message, "content": f"{message['content']}{_CONTINUE_MARK} "}
 
 
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """jinja2's own filter escapes for HTML, which a model was not trained on."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def _cut_at_mark(rendered: str, message: Message) -> str:
+    """The mark ends in a space: where a template trims it, it trims the message's spaces, too."""
+    head, mark, tail = rendered.rpartition(_CONTINUE_MARK)
+    content = str(message["content"]).removesuffix(f"{_CONTINUE_MARK} ").strip()
+    if not mark or content not in head:
+        raise InvalidRequestError(
+            "The model's chat template changes the last message, so that it cannot be continued.",
+            param="continue_final_message",
+        )
+    return head if tail.startswith(" ") else head.rstrip()
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.now().astimezone().strftime(format_)
+def _reason_of(error: Exception) -> str:
+    """For the client: the template's words, without what they say of this process."""
+    if isinstance(error, RecursionError):
+        return "it calls itself too often"
+    if isinstance(error, MemoryError):
+        return "it takes too much memory"
+    return _ADDRESS.sub("", str(error))[:_MAX_REASON_CHARS]

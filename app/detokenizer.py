@@ -1,20 +1,24 @@
-"""Token ids to text as they come, never cutting a character. Knows the ``tokenizers`` package, no
-requests.
+"""Token ids to text as they come, never cutting a character. Knows no requests.
 
-The pieces of one sequence, flushed, are equal to decoding it whole. Byte-level vocabularies (GPT-2,
-Llama 3, Qwen, SmolLM) map each token to bytes, which an incremental UTF-8 decoder reads; everything
-else (SentencePiece with byte fallback) decodes a small window of tokens twice and shows the
-difference.
+Where each token has bytes of its own (see ``app.token_text``), an incremental UTF-8 decoder reads
+them; the other tokenizers decode a small window of tokens twice and show the difference. The pieces
+of one sequence, flushed, are equal to decoding it whole, but for bytes that are no UTF-8 in a
+SentencePiece vocabulary: ``tokenizers`` gives up the whole run of bytes they stand in, which a
+stream cannot, since it showed the characters before them already.
 """
 
 import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer
+
+from app.token_text import ByteVocabulary, create_byte_vocabulary, special_tokens
 
 _MAX_HELD_TOKENS = 8
 """A character has at most 4 bytes, and so 4 tokens: a longer undecodable tail is garbage."""
+
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
@@ -29,40 +33,20 @@ class Detokenizer(Protocol):
         ...
 
 
-class ByteLevelVocabulary:
-    """The bytes of each token of a byte-level tokenizer; shared by all sequences."""
+class ByteDetokenizer:
+    """One sequence of a vocabulary of bytes."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._special_ids = _special_ids(tokenizer)
-        self._bytes_of: dict[int, bytes] = {}
-
-    def bytes_of(self, token_id: int) -> bytes:
-        """Empty for special tokens and for ids that the vocabulary lacks."""
-        known = self._bytes_of.get(token_id)
-        if known is None:
-            known = self._bytes_of[token_id] = self._look_up(token_id)
-        return known
-
-    def _look_up(self, token_id: int) -> bytes:
-        if token_id in self._special_ids:
-            return b""
-        token = self._tokenizer.id_to_token(token_id) or ""
-        try:
-            return bytes(_BYTE_OF_CHAR[char] for char in token)
-        except KeyError:  # an added token stands in the vocabulary as it is
-            return token.encode()
-
-
-class ByteLevelDetokenizer:
-    """One sequence of a byte-level vocabulary; about 0.3 µs per token."""
-
-    def __init__(self, vocabulary: ByteLevelVocabulary) -> None:
+    def __init__(self, vocabulary: ByteVocabulary) -> None:
         self._vocabulary = vocabulary
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = _utf8_decoder("replace")
+        self._is_at_start = vocabulary.first_space != "kept"
 
     def push(self, token_id: int) -> str:
-        return self._decoder.decode(self._vocabulary.bytes_of(token_id))
+        token = self._vocabulary.bytes_of(token_id)
+        if self._is_at_start and token:
+            token = self._vocabulary.without_first_space(token)
+            self._is_at_start = False
+        return self._decoder.decode(token)
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -76,12 +60,18 @@ class WindowDetokenizer:
     an unfinished character, so it is held back for a while, even if the model meant it.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], shows: Callable[[int], bool]
+    ) -> None:
+        """``shows`` is False for ids that decode to nothing wherever they stand."""
         self._decode = decode
+        self._shows = shows
         self._ids: list[int] = []
         self._num_shown = 0
 
     def push(self, token_id: int) -> str:
+        if not self._shows(token_id):
+            return ""
         self._ids.append(token_id)
         text = self._decode(self._ids)
         num_held = len(self._ids) - self._num_shown
@@ -94,33 +84,22 @@ class WindowDetokenizer:
 
     def _advance(self, text: str) -> str:
         shown = self._decode(self._ids[: self._num_shown]) if self._num_shown else ""
-        fresh = text.removeprefix(shown)
-        if fresh:
-            self._ids = self._ids[self._num_shown :]
-            self._num_shown = len(self._ids)
-        return fresh
+        self._ids = self._ids[self._num_shown :]
+        self._num_shown = len(self._ids)
+        return text[len(shown) :]  # never shown twice, whatever became of the text before it
 
 
-def create_detokenizer_factory(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
+def create_detokenizer_factory(
+    tokenizer: Tokenizer, vocabulary: ByteVocabulary | None = None
+) -> Callable[[], Detokenizer]:
     """Chooses the kind once per model; the result makes the detokenizer of one request."""
-    if isinstance(tokenizer.decoder, decoders.ByteLevel):
-        vocabulary = ByteLevelVocabulary(tokenizer)
-        return lambda: ByteLevelDetokenizer(vocabulary)
-    return lambda: WindowDetokenizer(tokenizer.decode)
+    vocabulary = vocabulary or create_byte_vocabulary(tokenizer)
+    if vocabulary is not None:
+        return lambda: ByteDetokenizer(vocabulary)
+    special_ids = special_tokens(tokenizer)
 
+    def shows(token_id: int) -> bool:
+        is_known = 0 <= token_id < 2**32 and tokenizer.id_to_token(token_id) is not None
+        return is_known and token_id not in special_ids
 
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    added = tokenizer.get_added_tokens_decoder()
-    return frozenset(token_id for token_id, token in added.items() if token.special)
-
-
-def _byte_of_char() -> dict[str, int]:
-    """GPT-2's printable stand-ins: printing bytes as they are, the others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    table.update({chr(0x100 + position): byte for position, byte in enumerate(others)})
-    return table
-
-
-_BYTE_OF_CHAR = _byte_of_char()
+    return lambda: WindowDetokenizer(tokenizer.decode, shows)

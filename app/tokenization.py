@@ -1,15 +1,16 @@
-"""Messages to a prompt's token ids and block keys, once per request, at the gateway.
+"""Messages or text to a prompt's token ids and block keys, once per request, at the gateway.
 
-Text of users never yields control tokens: special tokens are only those that the template itself
-writes. Must not know HTTP, queues or engines beyond their ``ModelCard``.
+Text of users never yields control tokens in a conversation: special tokens are only those that the
+template itself writes. Must not know HTTP, queues or engines beyond their ``ModelCard``.
 """
 
 import asyncio
 import hashlib
 import re
 import secrets
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,16 +18,26 @@ from tokenizers import Tokenizer
 
 from app.chat_template import ChatTemplate, Message
 from app.detokenizer import Detokenizer, create_detokenizer_factory
-from app.errors import InvalidRequestError
+from app.errors import EngineError, InvalidRequestError
+from app.segment_cache import SegmentCache
+from app.segment_encoder import SegmentEncoder
+from app.special_tokens import SpecialTokens, replace_texts
+from app.token_text import TokenText, create_token_texts
 from cache_tiers.keys import BlockKey, block_keys
 from engine.messages import KEY_STRIDE, ModelCard
 
 _MAX_CACHED_MODELS = 16
+_MAX_SEGMENT_CACHE_BYTES = 32 << 20
+"""Per model: 8 million tokens, some thousand conversations of 3,000 tokens each."""
+
+_KEYS_AT_ONCE = 256
+_PAUSE_S = 1e-6
+"""Long enough to hand the interpreter lock to whoever waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized conversation."""
+    """A tokenized conversation or text."""
 
     token_ids: list[int]
     root_key: bytes
@@ -39,19 +50,19 @@ class Prompt:
 
 
 class ModelTokenizer:
-    """Tokenizer and chat template of one model; immutable, used from any thread."""
+    """Tokenizer and chat template of one model; used from any thread."""
 
     def __init__(self, card: ModelCard) -> None:
         self.card = card
-        self._tokenizer = Tokenizer.from_buffer(card.tokenizer_json)
-        self._plain = Tokenizer.from_buffer(card.tokenizer_json)
-        self._plain.encode_special_tokens = True  # reads special tokens as ordinary text
-        self._create_detokenizer = create_detokenizer_factory(self._tokenizer)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._special_ids = {token.content: id_ for id_, token in added.items() if token.special}
-        self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
-        by_length = sorted(self._special_ids, key=len, reverse=True)
-        self._special_pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
+        tokenizer = Tokenizer.from_buffer(card.tokenizer_json)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._special = SpecialTokens(tokenizer)
+        self._encoder = SegmentEncoder(tokenizer, SegmentCache(_MAX_SEGMENT_CACHE_BYTES))
+        self._texts = create_token_texts(tokenizer)
+        self._create_detokenizer = create_detokenizer_factory(tokenizer)
+        self._max_token_chars = max(map(len, tokenizer.get_vocab()), default=1)
         self._template = (
             None
             if card.chat_template is None
@@ -60,70 +71,185 @@ class ModelTokenizer:
             )
         )
 
-    def create_detokenizer(self) -> Detokenizer:
-        """The state of one answer."""
-        return self._create_detokenizer()
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> Prompt:
+        """Template, tokenize and key a conversation; about 1 ms per 4,000 characters that were not
+        seen before.
+        """
+        token_ids = self.encode_chat(
+            messages,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self._prompt_of(token_ids, param="messages")
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """Template, tokenize and key the conversation; takes about 1 ms per 4,000 characters."""
-        token_ids = self.encode_chat(messages)
-        if not token_ids:
-            raise InvalidRequestError("The messages make an empty prompt.", param="messages")
-        if max(token_ids) >= self.card.vocab_size:  # engines refuse it, and retries cannot help
-            token = self._tokenizer.id_to_token(max(token_ids))
-            raise InvalidRequestError(
-                f"The model does not know the token {token!r}.", param="messages"
-            )
-        root = BlockKey(self.card.root_key)
-        keys = block_keys(root, token_ids, self.card.block_size_tokens)
-        return Prompt(token_ids=token_ids, root_key=root, block_keys=list[bytes](keys))
+    def completion_prompt(
+        self, prompt: str | Sequence[int], add_special_tokens: bool = True
+    ) -> Prompt:
+        """Key a text or token ids that are the whole prompt: special tokens in the text act."""
+        if isinstance(prompt, str):
+            token_ids = self.encode_text(prompt, add_special_tokens=add_special_tokens)
+        else:
+            token_ids = list(prompt)
+        return self._prompt_of(token_ids, param="prompt")
 
-    def min_num_tokens(self, messages: Sequence[Message]) -> int:
-        """A lower bound for the prompt's length that costs no tokenizing."""
-        if self._tokenizer.normalizer is not None:
-            return 0  # it may shorten the text
-        num_chars = sum(len(message["content"]) for message in messages)
-        return num_chars // self._max_token_chars
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
         """The token ids of the rendered template, without a second BOS."""
         if self._template is None:
             raise InvalidRequestError(
                 f"The model `{self.card.model}` has no chat template.", param="model"
             )
-        if not any(_contains(message, self._special_pattern) for message in messages):
-            return self._tokenizer.encode(
-                self._template.render(messages), add_special_tokens=False
-            ).ids
-        return self._encode_guarded(self._template, messages)
+        marks = None
+        if self._special.are_spelled_in((messages, tools, template_kwargs)):
+            marks = _Marks()
+            messages, tools, template_kwargs = replace_texts(
+                (messages, tools, template_kwargs), self._special.marking(marks.mark_of)
+            )
+        rendered = self._template.render(
+            messages,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        if marks is None and not self._special.are_boundaries:
+            return self._encode_whole(rendered, add_special_tokens=False)
+        return self._encode_rendered(rendered, marks)
 
-    def _encode_guarded(self, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
-        """Encode messages that spell special tokens: those are swapped for a mark while the
-        template is rendered, so that the special tokens left in the text are the template's own.
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """With the special tokens that it spells, and those that the tokenizer puts around a text;
+        never a second BOS.
         """
+        token_ids = self._encode_whole(text, add_special_tokens=add_special_tokens)
+        bos = self.card.bos_token
+        if add_special_tokens and bos and text.startswith(bos):
+            bos_id = self._tokenizer.token_to_id(bos)
+            if token_ids[:2] == [bos_id, bos_id]:
+                return token_ids[1:]
+        return token_ids
+
+    def min_num_tokens(self, prompt: Sequence[Message] | str) -> int:
+        """A lower bound for the prompt's length that costs no tokenizing."""
+        if self._tokenizer.normalizer is not None:
+            return 0  # it may shorten the text
+        num_chars = (
+            len(prompt)
+            if isinstance(prompt, str)
+            else sum(len(message["content"]) for message in prompt)
+        )
+        return num_chars // self._max_token_chars
+
+    def create_detokenizer(self) -> Detokenizer:
+        """The state of one answer."""
+        return self._create_detokenizer()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """As a detokenizer shows them: without special tokens and unknown ids."""
+        detokenizer = self._create_detokenizer()
+        return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
+
+    def token_text(self, token_id: int, *, is_first: bool = False) -> TokenText:
+        """What log probabilities show of a token. ``is_first``: nothing was shown before it, and
+        some tokenizers drop the space that an answer begins with.
+        """
+        return self._texts.of(token_id, is_first=is_first)
+
+    def token_name(self, token_id: int) -> str:
+        """As it stands in the vocabulary; empty for an id that it lacks."""
+        return self._texts.name_of(token_id)
+
+    def _encode_rendered(self, rendered: str, marks: "_Marks | None") -> list[int]:
+        """Every piece between special tokens by itself, so that it is only tokenized once."""
+        pieces: list[str] = []
+        order: list[int | None] = []  # ids of special tokens, and None where a piece stands
+        position = 0
+        for span in [*self._special.find(rendered), None]:
+            piece = rendered[position : len(rendered) if span is None else span.start]
+            if piece:
+                pieces.append(piece if marks is None else marks.restored(piece))
+                order.append(None)
+            if span is not None:
+                order.append(self._special.id_of[span.token])
+                position = span.end
+        encoded = iter(self._encoder.encode(pieces, is_first=order[:1] == [None]))
+        token_ids: list[int] = []
+        for token_id in order:
+            if token_id is None:
+                token_ids += next(encoded)
+            else:
+                token_ids.append(token_id)
+        return token_ids
+
+    def _encode_whole(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # The batch call frees the interpreter lock while it works; the single one does not.
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        token_ids: list[int] = encodings[0].ids
+        return token_ids
+
+    def _prompt_of(self, token_ids: list[int], *, param: str) -> Prompt:
+        if not token_ids:
+            raise InvalidRequestError(f"'{param}' makes an empty prompt.", param=param)
+        lowest, highest = min(token_ids), max(token_ids)
+        if lowest < 0 or highest >= self.card.vocab_size:  # retries on other engines cannot help
+            unknown = lowest if lowest < 0 else highest
+            name = self.token_name(unknown)
+            shown = f"{name!r} ({unknown})" if name else str(unknown)
+            raise InvalidRequestError(f"The model does not know the token {shown}.", param=param)
+        root = BlockKey(self.card.root_key)
+        keys: list[bytes] = [*_block_keys(root, token_ids, self.card.block_size_tokens)]
+        return Prompt(token_ids=token_ids, root_key=root, block_keys=keys)
+
+
+class _Marks:
+    """Stand-ins for special tokens that a user spelled, while the template is rendered, so that
+    those left in the text are the template's own.
+    """
+
+    def __init__(self) -> None:
         # Digits between private-use characters: no filter of a template changes them, no user can
         # guess them.
-        nonce = secrets.randbelow(10**18)
-        spelled = sorted(self._special_ids, key=len, reverse=True)
-        mark_of = {text: f"\ue000{nonce}{index}\ue001" for index, text in enumerate(spelled)}
-        text_of = {mark: text for text, mark in mark_of.items()}
-        marks = re.compile(f"\ue000{nonce}[0-9]+\ue001")
-        guarded = [
-            _substitute(message, self._special_pattern, lambda match: mark_of[match[0]])
-            for message in messages
-        ]
-        rendered = template.render(guarded)
-        token_ids: list[int] = []
-        start = 0
-        for control in [*self._special_pattern.finditer(rendered), None]:
-            end = len(rendered) if control is None else control.start()
-            plain = marks.sub(lambda match: text_of[match[0]], rendered[start:end])
-            if plain:
-                token_ids += self._plain.encode(plain, add_special_tokens=False).ids
-            if control is not None:
-                token_ids.append(self._special_ids[control[0]])
-                start = control.end()
-        return token_ids
+        self._nonce = secrets.randbelow(10**18)
+        self._texts: list[str] = []
+        self._mark_of: dict[str, str] = {}
+        self._pattern = re.compile(f"\ue000{self._nonce}:([0-9]+)\ue001")
+
+    def mark_of(self, text: str) -> str:
+        mark = self._mark_of.get(text)
+        if mark is None:
+            mark = self._mark_of[text] = f"\ue000{self._nonce}:{len(self._texts)}\ue001"
+            self._texts.append(text)
+        return mark
+
+    def restored(self, text: str) -> str:
+        return self._pattern.sub(lambda match: self._texts[int(match[1])], text)
+
+
+def _block_keys(root: BlockKey, token_ids: Sequence[int], block_size: int) -> Iterator[BlockKey]:
+    """In pieces: other threads' streams must not wait for the keys of a long prompt."""
+    stride = _KEYS_AT_ONCE * block_size
+    parent = root
+    for start in range(0, len(token_ids), stride):
+        if start:
+            time.sleep(_PAUSE_S)
+        keys = block_keys(parent, token_ids[start : start + stride], block_size)
+        yield from keys
+        parent = keys[-1] if keys else parent
 
 
 class _Built(NamedTuple):
@@ -155,10 +281,11 @@ class TokenizerCache:
     def _find_or_start(self, card: ModelCard, built: _Built | None) -> _Built:
         """Another replica's card mostly says the same; megabytes are hashed only to find out."""
         digest = hashlib.sha256(card.tokenizer_json)
-        digest.update((card.chat_template or "").encode())
+        for text in (card.chat_template, card.bos_token, card.eos_token):
+            digest.update(repr(text).encode())
         fingerprint = digest.digest()
         if built is None or built.fingerprint != fingerprint:
-            task = asyncio.create_task(asyncio.to_thread(ModelTokenizer, card))
+            task = asyncio.create_task(asyncio.to_thread(_build, card))
         else:
             task = built.task
         built = self._built[card.root_key] = _Built(card, fingerprint, task)
@@ -168,24 +295,8 @@ class TokenizerCache:
         return built
 
 
-def _contains(value: Any, pattern: re.Pattern[str]) -> bool:
-    if isinstance(value, str):
-        return pattern.search(value) is not None
-    if isinstance(value, Mapping):  # its keys are the client's words, too
-        return any(_contains(item, pattern) for pair in value.items() for item in pair)
-    if isinstance(value, list | tuple):
-        return any(_contains(item, pattern) for item in value)
-    return False
-
-
-def _substitute(value: Any, pattern: re.Pattern[str], mark: Any) -> Any:
-    if isinstance(value, str):
-        return pattern.sub(mark, value)
-    if isinstance(value, Mapping):
-        return {
-            _substitute(key, pattern, mark): _substitute(item, pattern, mark)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_substitute(item, pattern, mark) for item in value]
-    return value
+def _build(card: ModelCard) -> ModelTokenizer:
+    try:
+        return ModelTokenizer(card)
+    except BaseException as error:  # a panic in ``tokenizers`` is no Exception
+        raise EngineError(f"The tokenizer of `{card.model}` cannot be read.") from error

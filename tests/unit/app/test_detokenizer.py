@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from app.detokenizer import (
-    ByteLevelDetokenizer,
+    ByteDetokenizer,
     Detokenizer,
-    WindowDetokenizer,
     create_detokenizer_factory,
 )
 from tests.unit.app.fakes import EOS_ID, TOKENIZER, ids_of
@@ -72,8 +71,8 @@ def test_byte_fallback_comes_back_whole_and_uncut(text: str) -> None:
 
 
 def test_each_kind_of_tokenizer_gets_its_detokenizer() -> None:
-    assert isinstance(create_byte_level(), ByteLevelDetokenizer)
-    assert isinstance(create_detokenizer_factory(SENTENCEPIECE)(), WindowDetokenizer)
+    assert isinstance(create_byte_level(), ByteDetokenizer)
+    assert isinstance(create_detokenizer_factory(SENTENCEPIECE)(), ByteDetokenizer)
 
 
 def test_special_and_unknown_tokens_show_nothing() -> None:
