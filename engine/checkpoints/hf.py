@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from engine.checkpoints.downloads import Downloads, RemoteFile, TransferInterrupted
 from engine.checkpoints.errors import SourceUnavailable, UnsupportedCheckpoint
-from engine.checkpoints.layout import DESCRIPTION_FILES, choose_files
+from engine.checkpoints.layout import DESCRIPTION_FILES, choose_files, gguf_files
 from engine.checkpoints.placement import bring_model
 
 _NAME = re.compile(
@@ -84,9 +84,9 @@ class HubSource:
     def fetch(self, scratch: Path, folder: Path, *, sha256: str | None) -> str:
         listing = self._current_listing()
         if self._file is None:
-            names = choose_files(_top_level(listing), where=self.uri).names
+            names = choose_files(_top_level(listing), where=self.uri)
         else:
-            names = (self._file,)
+            names = gguf_files(self._file, listing.sizes_bytes, where=f"hf:{self._repository}")
         files = [self._remote_file(listing, name) for name in names]
         return bring_model(files, scratch, folder, sha256=sha256, what=self.uri)
 
@@ -120,10 +120,6 @@ class HubSource:
         if info.sha is None or _COMMIT.fullmatch(info.sha) is None:
             raise SourceUnavailable(f"the hub names no commit of {self.uri}: check HF_ENDPOINT.")
         sizes_bytes = {item.rfilename: item.size for item in siblings if item.size is not None}
-        if self._file is not None and self._file not in sizes_bytes:
-            raise SourceUnavailable(
-                f"hf:{self._repository} has no file {self._file} at commit {info.sha[:12]}."
-            )
         sha256s = {item.rfilename: item.lfs.sha256 for item in siblings if item.lfs is not None}
         return _Listing(info.sha, sizes_bytes, sha256s)
 

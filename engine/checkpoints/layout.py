@@ -4,11 +4,11 @@ Data only: neither pickled weights nor code. Knows names, not where the files ar
 them.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from engine.checkpoints.errors import UnsupportedCheckpoint
+from engine.checkpoints.errors import SourceUnavailable, UnsupportedCheckpoint
 
 INDEX_NAME = "model.safetensors.index.json"
 DESCRIPTION_FILES = (
@@ -20,25 +20,16 @@ DESCRIPTION_FILES = (
     "chat_template.json",
 )
 """Small files that say what a model is."""
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
+_MAX_SHARDS = 1000
 _SAFETENSORS_OF_OTHERS = ("consolidated*", "adapter_*", "training_args*")
 """The same weights in their maker's own naming, adapters, leftovers of training."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The files to take, sorted: those of a Hugging Face folder, or one GGUF file."""
+def choose_files(names: Collection[str], *, where: str) -> tuple[str, ...]:
+    """The model among ``names``, sorted: a Hugging Face folder's files, or those of one GGUF model.
 
-    names: tuple[str, ...]
-
-    @property
-    def gguf_name(self) -> str | None:
-        return self.names[0] if self.names[0].endswith(".gguf") else None
-
-
-def choose_files(names: Collection[str], *, where: str) -> Layout:
-    """The model among ``names``; safetensors win over GGUF. ``where`` is for messages.
-
-    Raises `UnsupportedCheckpoint` if there is none, or no telling which.
+    ``where`` is for messages. Raises `UnsupportedCheckpoint` if there is none, or no telling which.
     """
     weights = {name for name in names if name.endswith(".safetensors") and not _is_foreign(name)}
     if not weights:
@@ -49,14 +40,28 @@ def choose_files(names: Collection[str], *, where: str) -> Layout:
         raise UnsupportedCheckpoint(_without_tokenizer(names, where))
     described = {name for name in DESCRIPTION_FILES if name in names}
     index = {INDEX_NAME} & set(names)
-    return Layout(tuple(sorted(weights | described | index | {"tokenizer.json"})))
+    return tuple(sorted(weights | described | index | {"tokenizer.json"}))
 
 
-def _only_gguf(names: Iterable[str], where: str) -> Layout:
+def gguf_files(name: str, names: Collection[str], *, where: str) -> tuple[str, ...]:
+    """The GGUF file ``name``, or all shards of the model it is a shard of; all among ``names``."""
+    match = _SHARD_NAME.fullmatch(name)
+    wanted: tuple[str, ...] = (name,)
+    if match is not None:
+        stem, count = match["stem"], min(int(match["count"]), _MAX_SHARDS)
+        wanted = tuple(f"{stem}-{number + 1:05}-of-{count:05}.gguf" for number in range(count))
+    missing = [file for file in wanted if file not in names]
+    if missing:
+        raise SourceUnavailable(f"{where} has no file {missing[0]}. Correct the name.")
+    return wanted
+
+
+def _only_gguf(names: Collection[str], where: str) -> tuple[str, ...]:
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
-    if len(ggufs) == 1:
-        return Layout((ggufs[0],))
     if ggufs:
+        first = gguf_files(ggufs[0], names, where=where)
+        if len(first) == len(ggufs):
+            return first
         shown = ", ".join(ggufs[:4]) + (", …" if len(ggufs) > 4 else "")
         raise UnsupportedCheckpoint(
             f"{where} has no safetensors weights but {len(ggufs)} GGUF files ({shown}): name the "

@@ -5,22 +5,24 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 from tqdm import tqdm
 
 from engine.checkpoints.downloads import RemoteFile
 from engine.checkpoints.errors import SourceUnavailable
 from engine.checkpoints.file_records import FileRecords
-from engine.checkpoints.gguf_convert import convert_gguf
+from engine.checkpoints.gguf_config import hugging_face_config
+from engine.checkpoints.gguf_file import GgufFile, shard_paths
 from engine.checkpoints.layout import DESCRIPTION_FILES, choose_files
-from engine.checkpoints.manifest import check_sha256, entry_of_file
+from engine.checkpoints.manifest import entry_of_file
 from engine.checkpoints.placement import bring_model, place_files
 
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 17
 _NUM_HASHERS = 4
 
 
 class GgufSource:
-    """One ``.gguf`` file."""
+    """One ``.gguf`` file, or any of a model's shards."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
@@ -34,16 +36,20 @@ class GgufSource:
         return self._path.stem
 
     def stamp(self) -> str:
-        return _stamp([self._path])
+        return _stamp(shard_paths(self._path))
 
     def fetch(self, scratch: Path, folder: Path, *, sha256: str | None) -> str:
-        digest = check_sha256(self._path, sha256, what=self.uri)
-        convert_gguf(self._path, folder)
-        return digest
+        return _place_in_reach(shard_paths(self._path), scratch, folder, sha256, self.uri)
+
+    def fetch_description(self, scratch: Path) -> dict[str, Path]:
+        config = hugging_face_config(GgufFile.open(self._path))
+        path = scratch / "config.json"
+        path.write_bytes(msgspec.json.encode(config))
+        return {path.name: path}
 
 
 class FolderSource:
-    """A folder with config.json, tokenizer.json and safetensors, or with one GGUF file.
+    """A folder with config.json, tokenizer.json and safetensors, or with one GGUF model.
 
     Files are linked if that is possible, and copied otherwise.
     """
@@ -64,26 +70,23 @@ class FolderSource:
 
     def fetch(self, scratch: Path, folder: Path, *, sha256: str | None) -> str:
         files = self._files()
-        if not _can_link(files[0], scratch):
-            copied = [_copied(path) for path in files]
-            return bring_model(copied, scratch, folder, sha256=sha256, what=self.uri)
-        records = FileRecords(scratch / "records")
-        _hash_all(files, records)
-        paths = {path.name: path for path in files}
-        return place_files(paths, records, folder, sha256=sha256, what=self.uri)
+        if files[0].suffix == ".gguf" or _can_link(files[0], scratch):
+            return _place_in_reach(files, scratch, folder, sha256, self.uri)
+        copied = [_copied(path) for path in files]
+        return bring_model(copied, scratch, folder, sha256=sha256, what=self.uri)
 
     def fetch_description(self, scratch: Path) -> dict[str, Path]:
-        """Paths of the small files that say what the model is, by name."""
-        paths = {path.name: path for path in self._files()}
-        return {name: path for name, path in paths.items() if name in DESCRIPTION_FILES}
+        files = self._files()
+        if files[0].suffix == ".gguf":
+            return GgufSource(files[0]).fetch_description(scratch)
+        return {path.name: path for path in files if path.name in DESCRIPTION_FILES}
 
     def _files(self) -> list[Path]:
         try:
             names = [path.name for path in self._path.iterdir() if path.is_file()]
         except OSError as error:
             raise SourceUnavailable(f"cannot read {self._path} ({error.strerror}).") from error
-        layout = choose_files(names, where=str(self._path))
-        return [self._path / name for name in layout.names]
+        return [self._path / name for name in choose_files(names, where=str(self._path))]
 
 
 def create_local_source(path: Path) -> GgufSource | FolderSource:
@@ -112,6 +115,16 @@ def _can_link(path: Path, folder: Path) -> bool:
         return False
     probe.unlink()
     return True
+
+
+def _place_in_reach(
+    paths: Sequence[Path], scratch: Path, folder: Path, sha256: str | None, what: str
+) -> str:
+    """Link or convert files without copying them first."""
+    records = FileRecords(scratch / "records")
+    _hash_all(paths, records)
+    by_name = {path.name: path for path in paths}
+    return place_files(by_name, records, folder, sha256=sha256, what=what)
 
 
 def _hash_all(paths: Sequence[Path], records: FileRecords) -> None:

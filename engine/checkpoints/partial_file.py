@@ -15,7 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 18
+_FLUSH_BYTES = 64 << 20
+"""Written to the disk at a time, so that it works while the network does, not after it."""
 _LINE = re.compile(r"(\d{1,19}) ([0-9a-f]{64})")
 
 
@@ -28,6 +30,7 @@ class PartialFile:
         self._data = os.open(data, os.O_RDWR | os.O_CREAT, 0o644)
         self._hash = hashlib.sha256()
         self._position = 0
+        self._flushed = 0
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         text = journal.read_text("ascii", "replace") if journal.exists() else ""
         lines = self._verified_lines(text)
@@ -67,6 +70,9 @@ class PartialFile:
         """Hash on to ``position``; everything before it has been written."""
         if not self._hash_until(position):
             raise OSError(f"{self._path} became shorter while it was written")
+        if position - self._flushed >= _FLUSH_BYTES:
+            os.fsync(self._data)
+            self._flushed = position
         os.write(self._journal, f"{position} {self.sha256}\n".encode())
 
     def finish(self) -> str:

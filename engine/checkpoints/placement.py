@@ -1,5 +1,5 @@
 """Brings a source's files into the new checkpoint's folder: downloaded, then linked, or converted
-if it is one GGUF file.
+if they are GGUF files.
 """
 
 import os
@@ -19,7 +19,7 @@ from engine.checkpoints.soundness import check_description
 def bring_model(
     files: Sequence[RemoteFile], scratch: Path, folder: Path, *, sha256: str | None, what: str
 ) -> str:
-    """Download the files of one `Layout` and place them, see ``place_files``.
+    """Download the files of one model and place them, see ``place_files``.
 
     The small files come first: a model that the engine can't run is refused before its weights are
     downloaded.
@@ -40,7 +40,7 @@ def place_files(
     sha256: str | None,
     what: str,
 ) -> str:
-    """Fill ``folder`` with the files of one `Layout`, all recorded; return the source's sha256.
+    """Fill ``folder`` with the files of one model, all recorded; return the source's sha256.
 
     That is the hash of the one file, or of the list of several. Raises `HashMismatch` before
     anything is used if ``sha256`` is another one.
@@ -57,11 +57,12 @@ def place_files(
             f"{what} has sha256 {digest}, but {sha256} is pinned. Nothing of it was used. Check "
             "where it comes from before you change the pin."
         )
+    ggufs = [path for name, path in paths.items() if name.endswith(".gguf")]
+    if ggufs:
+        convert_gguf(ggufs[0], folder)  # it finds its other shards by itself
+        return digest
     for name, path in paths.items():
-        if name.endswith(".gguf"):
-            convert_gguf(path, folder)
-        else:
-            link_or_copy(path, folder / name)
+        link_or_copy(path, folder / name)
     return digest
 
 

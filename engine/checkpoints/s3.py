@@ -13,11 +13,11 @@ from typing import Any, Self
 
 from engine.checkpoints.downloads import NUM_READERS, Downloads, RemoteFile, TransferInterrupted
 from engine.checkpoints.errors import SourceUnavailable, UnsupportedCheckpoint
-from engine.checkpoints.layout import DESCRIPTION_FILES, choose_files
+from engine.checkpoints.layout import DESCRIPTION_FILES, choose_files, gguf_files
 from engine.checkpoints.placement import bring_model
 
 _MAX_LISTED_OBJECTS = 10_000
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 17  # larger ones are new pages from the kernel every time
 _TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -33,7 +33,7 @@ class _Object:
 
 
 class S3Source:
-    """All objects directly under one prefix, or one GGUF object; ``connect`` makes the client."""
+    """The objects directly under one prefix, or a GGUF model there; ``connect`` makes a client."""
 
     def __init__(self, bucket: str, prefix: str, *, connect: Callable[[], Any]) -> None:
         self._bucket = bucket
@@ -52,6 +52,10 @@ class S3Source:
                 f"s3:{rest} names no bucket and prefix: write it as s3://bucket/prefix."
             )
         return cls(bucket, prefix, connect=connect)
+
+    @property
+    def _is_gguf(self) -> bool:
+        return self._prefix.endswith(".gguf")
 
     @property
     def uri(self) -> str:
@@ -88,19 +92,22 @@ class S3Source:
             raise SourceUnavailable(
                 f"{self.uri} holds no objects. Correct the bucket or the prefix."
             )
-        layout = choose_files(objects.keys(), where=self.uri)
-        return [objects[name] for name in layout.names]
+        if self._is_gguf:
+            names = gguf_files(self._prefix.rsplit("/", 1)[-1], objects.keys(), where=self.uri)
+        else:
+            names = choose_files(objects.keys(), where=self.uri)
+        return [objects[name] for name in names]
 
     def _list_prefix(self) -> list[_Object]:
-        is_object = self._prefix.endswith(".gguf")
-        prefix = self._prefix if is_object else f"{self._prefix}/"
+        prefix = self._prefix.rpartition("/")[0] if self._is_gguf else self._prefix
+        prefix = f"{prefix}/" if prefix else ""
         objects: list[_Object] = []
         with self._errors():
             pages = self._get_client().get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=prefix, Delimiter="/"):
                 for entry in page.get("Contents", ()):
                     item = _Object(entry["Key"], entry["Size"], entry["ETag"])
-                    if item.name and (not is_object or item.key == prefix):
+                    if item.name:  # not the empty object that marks a folder
                         objects.append(item)
                 if len(objects) > _MAX_LISTED_OBJECTS:
                     raise UnsupportedCheckpoint(

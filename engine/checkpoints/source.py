@@ -44,6 +44,9 @@ class Source(Protocol):
 class DescribedSource(Protocol):
     """A source that can say what the model is without bringing its weights."""
 
+    @property
+    def uri(self) -> str: ...
+
     def fetch_description(self, scratch: Path) -> Mapping[str, Path]:
         """Bring the small files (config.json, generation_config.json, ...); paths by name."""
         ...
