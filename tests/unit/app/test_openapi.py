@@ -5,8 +5,10 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import BaseModel
 from starlette.routing import Route
 
+from app import answer_schemas as answers
 from app.chat_request import ChatRequest
 from app.completion_request import CompletionRequest
 from app.config import GatewayConfig
@@ -14,6 +16,8 @@ from app.gateway import Gateway
 from app.openapi import openapi_document
 from app.server import create_asgi_app
 from app.tokenize_request import DetokenizeRequest, TokenizeRequest
+from tests.unit.app.conftest import MakeEdge
+from tests.unit.app.fakes import FakeEngine
 
 DOCUMENT: dict[str, Any] = orjson.loads(openapi_document())
 METHODS = {"get", "post", "put", "delete", "patch"}
@@ -128,3 +132,56 @@ def test_only_the_health_check_needs_no_key() -> None:
 
 def test_the_document_is_made_once() -> None:
     assert openapi_document() is openapi_document()
+
+
+@pytest.mark.parametrize("fields", [{}, {"return_token_ids": True, "n": 2}])
+async def test_chat_answers_are_as_described(make_edge: MakeEdge, fields: dict[str, Any]) -> None:
+    edge = await make_edge(FakeEngine(reply="ok"))
+    logprobs = {"logprobs": True, "top_logprobs": 2}
+    for body in (fields, fields | logprobs):
+        answers.ChatCompletion.model_validate_json((await edge.chat(body)).content)
+
+
+@pytest.mark.parametrize("fields", [{}, {"return_token_ids": True, "prompt": ["a", "b"]}])
+async def test_text_answers_are_as_described(make_edge: MakeEdge, fields: dict[str, Any]) -> None:
+    edge = await make_edge(FakeEngine(reply="ok"))
+    for more in ({}, {"logprobs": 2}, {"logprobs": 0, "echo": True}):
+        body = {"model": "m", "prompt": "Hi"} | fields | more
+        response = await edge.http.post("/v1/completions", json=body)
+        answers.Completion.model_validate_json(response.content)
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("/version", answers.Version),
+        ("/v1/models", answers.ModelList),
+        ("/v1/models/alias", answers.Model),
+        ("/openapi.json", answers.OpenApiDocument),
+        ("/v1/models/nope", answers.Error),
+        ("/nope", answers.Error),
+    ],
+)
+async def test_other_answers_are_as_described(
+    make_edge: MakeEdge, path: str, model: type[BaseModel]
+) -> None:
+    for edge in (await make_edge(), await make_edge(FakeEngine(reply="ok"))):
+        model.model_validate_json((await edge.http.get(path)).content)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "model"),
+    [
+        ("/tokenize", {"prompt": "Hi"}, answers.Tokenized),
+        ("/tokenize", {"prompt": "Hi", "return_token_strs": True}, answers.Tokenized),
+        ("/detokenize", {"tokens": [1, 2]}, answers.Detokenized),
+        ("/tokenize", {}, answers.Error),
+    ],
+)
+async def test_tokenizing_answers_are_as_described(
+    make_edge: MakeEdge, path: str, body: dict[str, Any], model: type[BaseModel]
+) -> None:
+    edge = await make_edge(FakeEngine())
+    response = await edge.http.post(path, json={"model": "m"} | body)
+    assert response.status_code == (400 if model is answers.Error else 200)
+    model.model_validate_json(response.content)
