@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: from the body to what the engine is told and the answer's shape."""
+"""``POST /v1/chat/completions``: from the body to what the engine is told, and the answer."""
 
 import asyncio
 from collections.abc import Sequence
@@ -55,7 +55,12 @@ class ChatCompletions:
         asked = AskedPrompt(
             request_id=record.request_id,
             num_tokens=len(prompt.token_ids),
-            rules=text_rules(options, sampling, tokenizer),
+            rules=text_rules(
+                options,
+                sampling,
+                tokenizer,
+                context_ids=prompt.token_ids if request.continues_final_message else (),
+            ),
         )
         run = AnswerRun(
             record,
@@ -99,6 +104,12 @@ class _ChatShape:
 async def _tokenize(request: ChatRequest, tokenizer: ModelTokenizer, *, is_long: bool) -> Prompt:
     messages = [message.for_template() for message in request.messages]
     check_can_fit(request, tokenizer.min_num_tokens(messages), tokenizer.card)
-    if is_long:
-        return await asyncio.to_thread(tokenizer.prompt, messages)
-    return tokenizer.prompt(messages)
+    build = partial(
+        tokenizer.prompt,
+        messages,
+        tools=request.template_tools(),
+        template_kwargs=request.template_kwargs(),
+        add_generation_prompt=request.adds_generation_prompt,
+        continue_final_message=request.continues_final_message,
+    )
+    return await asyncio.to_thread(build) if is_long else build()

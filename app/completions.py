@@ -1,7 +1,7 @@
-"""``POST /v1/completions``: from the body to what the engine is told and the answer's shape."""
+"""``POST /v1/completions``: from the body to what the engine is told, and the answer."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,20 +14,16 @@ from app.body import parse_json_object, read_body
 from app.client_watch import Gone, run_while_connected
 from app.completion_events import CompletionEvents
 from app.completion_request import CompletionRequest, parse_completion_request
-from app.detokenizer import Detokenizer
 from app.echo import create_echo
 from app.gateway import Gateway
 from app.logprobs import LogprobFormat
 from app.openai_objects import AnswerHead, completion_object
 from app.record import RequestRecord, record_of
-from app.sampling import sampling_params
+from app.sampling import check_can_fit, check_token_ids, sampling_params
 from app.text_rules import text_rules
 from app.tokenization import ModelTokenizer, Prompt
 from app.whole_answer import Choice
 from engine.messages import Usage
-
-_NUM_CONTEXT_TOKENS = 8
-"""Of the prompt: what a completion's first token reads like may depend on what stands before it."""
 
 
 class Completions:
@@ -124,11 +120,14 @@ def _prompt_runs(
 def _prompt_run(
     request: CompletionRequest, tokenizer: ModelTokenizer, asked: str | list[int], request_id: str
 ) -> PromptRun:
-    prompt = tokenizer.completion_prompt(asked)
-    sampling = sampling_params(request, len(prompt.token_ids), tokenizer.card)
-    rules = text_rules(
-        request.options(), sampling, tokenizer, _going_on(tokenizer, prompt.token_ids)
-    )
+    card = tokenizer.card
+    if isinstance(asked, str):
+        check_can_fit(request, tokenizer.min_num_tokens(asked), card)
+    else:
+        check_token_ids(asked, card, param="prompt")
+    prompt = tokenizer.completion_prompt(asked, add_special_tokens=request.adds_special_tokens)
+    sampling = sampling_params(request, len(prompt.token_ids), card)
+    rules = text_rules(request.options(), sampling, tokenizer, context_ids=prompt.token_ids)
     return PromptRun(
         AskedPrompt(
             request_id=request_id,
@@ -152,16 +151,3 @@ def _echo(
         tokenizer.token_text,
         has_logprobs=request.num_prompt_logprobs is not None,
     )
-
-
-def _going_on(tokenizer: ModelTokenizer, token_ids: Sequence[int]) -> Callable[[], Detokenizer]:
-    """Detokenizers that have seen the end of the prompt."""
-
-    def create() -> Detokenizer:
-        detokenizer = tokenizer.create_detokenizer()
-        for token_id in token_ids[-_NUM_CONTEXT_TOKENS:]:
-            detokenizer.push(token_id)
-        detokenizer.flush()
-        return detokenizer
-
-    return create

@@ -5,11 +5,14 @@ the text does not (half a character that never became one, the space that a toke
 stop string that was cut) is no part of its bytes. Knows no requests and no JSON.
 """
 
+import codecs
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.messages import TokenLogprobs
+
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +61,7 @@ class TokenTrace:
     def end(self, text: str) -> None:
         """No more tokens: ``text`` is what the detokenizer still held."""
         if text:
-            self._place(text.encode())
+            self._place(text.encode(), is_end=True)
         for token in self._unplaced:  # they never became text
             token.bytes = token.bytes[: self._num_used]
             self._num_used = 0
@@ -85,12 +88,12 @@ class TokenTrace:
         text, self._text = self._text[:num_shown], self._text[num_shown:]
         return Shown(text.decode(), tokens)
 
-    def _place(self, text: bytes) -> None:
+    def _place(self, text: bytes, *, is_end: bool = False) -> None:
         """Hand ``text`` out to the tokens that wait for it."""
         self._text += text
         rest = b"".join(token.bytes for token in self._unplaced)[self._num_used :]
         if not rest.startswith(text):
-            self._give_to_last(text)
+            self._give_to_last(text, b"" if is_end else _unfinished(rest))
             return
         self._num_used += len(text)
         while self._unplaced and len(self._unplaced[0].bytes) <= self._num_used:
@@ -98,15 +101,23 @@ class TokenTrace:
             self._num_used -= len(token.bytes)
             self._placed.append(token)
 
-    def _give_to_last(self, text: bytes) -> None:
-        """The text is not what the vocabulary says: an invalid character, a stripped space."""
+    def _give_to_last(self, text: bytes, unfinished: bytes) -> None:
+        """The text is not what the vocabulary says: an invalid character, a stripped space.
+
+        ``unfinished``: bytes of the last token that may still become text.
+        """
         for token in self._unplaced:
             token.bytes = token.bytes[: self._num_used]
             self._num_used = 0
         if self._unplaced:
-            self._unplaced[-1].bytes += text
-        self._placed += self._unplaced
-        self._unplaced = []
+            last = self._unplaced[-1]
+            last.bytes += text
+            if unfinished:
+                self._num_used = len(last.bytes)
+                last.bytes += unfinished
+        num_placed = len(self._unplaced) - bool(unfinished)
+        self._placed += self._unplaced[:num_placed]
+        self._unplaced = self._unplaced[num_placed:]
 
     def _is_boundary(self, end: int) -> bool:
         """Whether a character ends there."""
@@ -124,3 +135,10 @@ class TokenTrace:
             tokens.append(token)
         self._placed, self._unplaced, self._text = [], [], b""
         return Shown(text.decode(), tokens)
+
+
+def _unfinished(utf8: bytes) -> bytes:
+    """The end of ``utf8`` that could be the beginning of a character."""
+    decoder = _utf8_decoder("replace")
+    decoder.decode(utf8)
+    return decoder.getstate()[0]

@@ -65,8 +65,9 @@ async def test_a_stop_string_ends_the_answer_before_it(make_edge: MakeEdge, stre
     response = await edge.chat(stream=stream, stop=["two"])
     assert "two" not in response.text
     assert "three" not in response.text
-    ((_, num_kept_tokens),) = engine.aborts
-    assert num_kept_tokens == len("one two")
+    (abort,) = engine.aborts
+    assert abort.num_kept_tokens == len("one two")
+    assert abort.index is None
     if not stream:
         body = response.json()
         assert body["choices"][0]["message"]["content"] == "one "

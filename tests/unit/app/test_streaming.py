@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message
 
 from app.server import create_asgi_app
-from engine.messages import FinishReason, TokenDelta
+from engine.messages import Abort, FinishReason, TokenDelta
 from tests.unit.app.conftest import Edge, MakeEdge
 from tests.unit.app.fakes import EOS_ID, FakeEngine, ids_of, until
 
@@ -82,7 +82,7 @@ async def test_a_client_that_leaves_ends_its_request_at_once(
     await asyncio.sleep(0.01)
     client.leave()
     await client.task
-    assert engine.aborts == [(request_id, None)]
+    assert engine.aborts == [Abort(request_id)]
     assert not client.is_complete
 
 
@@ -121,7 +121,7 @@ async def test_a_client_that_does_not_read_is_cut_and_slows_nobody(make_edge: Ma
                 engine.say(request_id, f"{number},")
         await asyncio.sleep(0)
     await slow.task
-    assert engine.aborts == [(slow_id, None)]
+    assert engine.aborts == [Abort(slow_id)]
     assert not slow.is_complete
     engine.say_ids(quick_id, [EOS_ID], FinishReason.STOP)
     await quick.task
@@ -220,7 +220,7 @@ async def test_tokens_that_cannot_be_decoded_fail_their_request_only(make_edge: 
     engine.sinks[broken_id](TokenDelta(broken_id, ["no id"]))  # type: ignore[list-item]
     await broken.task
     assert broken.sent[0]["status"] == 500
-    assert engine.aborts == [(broken_id, None)] * len(engine.aborts)
+    assert engine.aborts == [Abort(broken_id)] * len(engine.aborts)
     engine.say(fine_id, "ok", FinishReason.LENGTH)
     await fine.task
     assert '"finish_reason":"length"' in fine.text
@@ -233,4 +233,4 @@ async def test_a_cancelled_handler_aborts_too(make_edge: MakeEdge) -> None:
     client.task.cancel()
     await asyncio.wait((client.task,))
     assert client.task.cancelled()
-    assert engine.aborts == [(request_id, None)]
+    assert engine.aborts == [Abort(request_id)]
