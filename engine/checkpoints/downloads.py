@@ -25,13 +25,15 @@ from engine.checkpoints.file_records import FileRecords
 from engine.checkpoints.manifest import FileEntry
 from engine.checkpoints.partial_file import PartialFile
 
-PART_BYTES = 16 << 20
+PART_BYTES = 8 << 20
 NUM_READERS = 12
 NUM_FILES_AT_ONCE = 3
 _MAX_PARTS_AHEAD = 8
 """Of one file: what a killed download loses at most, since parts count in order only."""
 _NUM_ATTEMPTS = 6
 _FIRST_PAUSE_S = 0.25
+_TICK_S = 0.5
+"""So often the part that is next in order is hashed as far as it has come."""
 
 ReadRange = Callable[[int, int], Iterator[bytes]]
 """Yields the bytes from ``begin`` to ``end``, in pieces of at most a megabyte. Raises
@@ -126,42 +128,53 @@ class Downloads:
         progress: "_Progress",
     ) -> None:
         starts = iter(range(partial.position, file.num_bytes, self._part_bytes))
-        under_way: deque[tuple[int, Future[None]]] = deque()
-        while True:
-            while len(under_way) < _MAX_PARTS_AHEAD and (start := next(starts, None)) is not None:
-                end = min(start + self._part_bytes, file.num_bytes)
-                task = readers.submit(_read_part, file, partial, start, end, progress)
-                under_way.append((end, task))
-            if not under_way:
-                return
-            end, task = under_way.popleft()
-            try:
-                task.result()
-                partial.advance(end)
-            except BaseException:
-                progress.stop()
-                wait([task for _, task in under_way])  # they write to a file that is closed next
-                raise
+        under_way: deque[tuple[_Part, Future[None]]] = deque()
+        try:
+            while True:
+                while (
+                    len(under_way) < _MAX_PARTS_AHEAD and (begin := next(starts, None)) is not None
+                ):
+                    part = _Part(begin, min(begin + self._part_bytes, file.num_bytes))
+                    task = readers.submit(_read_part, file, partial, part, progress)
+                    under_way.append((part, task))
+                if not under_way:
+                    return
+                part, task = under_way[0]
+                wait([task], timeout=_TICK_S)
+                if task.done():
+                    task.result()
+                    under_way.popleft()
+                partial.advance(part.position)
+        except BaseException:
+            progress.stop()
+            wait([task for _, task in under_way])  # they write to a file that is closed next
+            raise
 
 
-def _read_part(
-    file: RemoteFile, partial: PartialFile, begin: int, end: int, progress: "_Progress"
-) -> None:
+@dataclass(slots=True)
+class _Part:
+    """What one task reads."""
+
+    position: int
+    """All of the part before it is written."""
+    end: int
+
+
+def _read_part(file: RemoteFile, partial: PartialFile, part: _Part, progress: "_Progress") -> None:
     """Write one part; an attempt goes on where the one before broke off."""
-    position = begin
     num_failures = 0
-    while position < end:
+    while part.position < part.end:
         progress.check()
         try:
-            for piece in file.read(position, end):
+            for piece in file.read(part.position, part.end):
                 progress.check()
-                if len(piece) > end - position:
+                if len(piece) > part.end - part.position:
                     raise SourceUnavailable(f"{file.name}: the source sent more than it was asked")
-                partial.write(piece, position)
-                position += len(piece)
+                partial.write(piece, part.position)
+                part.position += len(piece)
                 num_failures = 0
                 progress.add(len(piece))
-            if position < end:
+            if part.position < part.end:
                 raise TransferInterrupted("the source sent less than it was asked for")
         except TransferInterrupted as error:
             num_failures += 1

@@ -68,6 +68,8 @@ class PartialFile:
 
     def advance(self, position: int) -> None:
         """Hash on to ``position``; everything before it has been written."""
+        if position == self._position:
+            return
         if not self._hash_until(position):
             raise OSError(f"{self._path} became shorter while it was written")
         if position - self._flushed >= _FLUSH_BYTES:
