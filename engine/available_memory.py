@@ -25,7 +25,7 @@ def available_memory_bytes(
     *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 ) -> int:
     """The least of what the machine has free and what each limit above this process leaves."""
-    return min(psutil.virtual_memory().available, *_left_by_cgroups(proc, cgroups))
+    return min([psutil.virtual_memory().available, *_left_by_cgroups(proc, cgroups)])
 
 
 def _left_by_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:

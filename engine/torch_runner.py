@@ -142,22 +142,18 @@ class TorchRunner:
     def _score_prompts(
         self, scheduled: Sequence[ScheduledSequence], batch: RaggedBatch, hidden: Tensor
     ) -> tuple[PromptLogprobs, ...]:
-        """Of every prompt token that a chunk predicts."""
+        """Of the prompt tokens that each chunk predicts, which may be none."""
         scores: list[PromptLogprobs] = []
         for sequence, first_row in zip(scheduled, batch.token_starts.tolist(), strict=True):
             num_top = self._sampler.num_prompt_logprobs(sequence.slot)
-            if num_top is None:
+            if num_top is None or sequence.start >= self._num_prompt_tokens[sequence.slot]:
                 continue
-            following = list(sequence.token_ids[1:])
+            targets = list(sequence.token_ids[1:])
             if sequence.following_token_id is not None:
-                following.append(sequence.following_token_id)
-            # A sequence that was preempted computes generated tokens behind its prompt again.
-            num_left = int(self._num_prompt_tokens[sequence.slot]) - sequence.start - 1
-            targets = np.array(following[: max(0, num_left)], dtype=np.int64)
-            if len(targets):
-                rows = hidden[first_row : first_row + len(targets)]
-                logprobs = score_tokens(self._model, rows, targets, num_top)
-                scores.append(PromptLogprobs(sequence.slot, logprobs))
+                targets.append(sequence.following_token_id)
+            rows = hidden[first_row : first_row + len(targets)]
+            logprobs = score_tokens(self._model, rows, np.array(targets, dtype=np.int64), num_top)
+            scores.append(PromptLogprobs(sequence.slot, logprobs))
         return tuple(scores)
 
     def _to_device(self, values: IntArray) -> Tensor:

@@ -1,3 +1,6 @@
+import json
+import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -7,14 +10,15 @@ from typing import Any
 import psutil
 import pytest
 
+from engine.checkpoints.store import open_checkpoint
 from engine.config import EngineConfig, EngineSpec
 from engine.errors import CheckpointError, EngineConfigError
 from engine.paced_runner import PacedRunner
-from engine.runner import create_runner
+from engine.runner import create_runner, size_engine
 from engine.torch_runner import TorchRunner
-from tests.unit.engine.tiny_llama import (
+from tests.unit.engine.tiny_models import (
     VOCAB_SIZE,
-    make_reference,
+    make_tiny_model,
     write_checkpoint,
     write_checkpoint_manifest,
 )
@@ -24,7 +28,8 @@ BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # layers, K and V, KV heads, head_dim, tok
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(make_reference(), tmp_path_factory.mktemp("model") / "checkpoint")
+    model = make_tiny_model("llama", tie_word_embeddings=True)
+    return write_checkpoint(model, tmp_path_factory.mktemp("model") / "checkpoint")
 
 
 def make_spec(checkpoint: Path, *, weights_sha256: str | None = None, **config: Any) -> EngineSpec:
@@ -80,6 +85,44 @@ def test_what_does_not_fit_names_the_number_to_change(
     with pytest.raises(EngineConfigError, match=message) as caught:
         create_runner(make_spec(checkpoint, **config))
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_with_windows_has_a_kv_group_for_each_share_of_its_layers(tmp_path: Path) -> None:
+    gemma = make_tiny_model("gemma3_text", num_hidden_layers=3, sliding_window=20)
+    checkpoint = write_checkpoint(gemma, tmp_path / "checkpoint")
+    types = ["sliding_attention"] * 2 + ["full_attention"]
+    config_path = checkpoint / "config.json"
+    hf_config = json.loads(config_path.read_text()) | {"layer_types": types}
+    config_path.write_text(json.dumps(hf_config))
+    write_checkpoint_manifest(checkpoint)
+    loaded = create_runner(make_spec(checkpoint))
+    # A block holds one layer here, so the same memory has more of them.
+    assert [group.layers for group in loaded.geometry.groups] == [(2,), (0,), (1,)]
+    assert [group.window for group in loaded.geometry.groups] == [None, 20, 20]
+    assert loaded.num_blocks == 20
+    with pytest.raises(EngineConfigError, match=f"at least {6 * BLOCK_BYTES // 2}"):
+        create_runner(make_spec(checkpoint, kv_cache_bytes=5 * BLOCK_BYTES // 2))
+
+
+def test_a_small_pool_bounds_what_one_request_can_hold(checkpoint: Path) -> None:
+    opened = open_checkpoint(checkpoint)
+    small = make_spec(checkpoint, kv_cache_bytes=3 * BLOCK_BYTES).config
+    assert size_engine(small, opened) == (256, 3, 48)
+    large = make_spec(checkpoint, kv_cache_bytes=30 * BLOCK_BYTES).config
+    assert size_engine(large, opened) == (256, 30, 256)
+
+
+def test_the_start_says_what_the_memory_is_for_and_whether_all_fit(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="engine.memory_report")
+    create_runner(make_spec(checkpoint, kv_cache_bytes=64 * BLOCK_BYTES, max_num_seqs=4))
+    (line,) = caplog.messages
+    blocks = r"KV pool 0\.3 MB \(64 blocks of 16 tokens\)"
+    assert re.fullmatch(rf"weights 0\.1 MB \| workspace [\d.]+ MB \| {blocks}", line)
+    caplog.clear()
+    create_runner(make_spec(checkpoint, kv_cache_bytes=63 * BLOCK_BYTES, max_num_seqs=4))
+    assert "max_num_seqs is 4, but the KV pool holds 3 sequences" in caplog.messages[1]
 
 
 def test_a_device_that_is_not_there_is_refused(

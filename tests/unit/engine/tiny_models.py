@@ -1,9 +1,13 @@
-"""Random models of every family with a few thousand parameters, as transformers has them."""
+"""Random models of every family with a few thousand parameters: transformers' model, and its
+checkpoint folder."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from engine.checkpoints.manifest import build_manifest, write_manifest
 
 VOCAB_SIZE = 97
 MAX_LEN = 256
@@ -33,3 +37,18 @@ def make_tiny_model(model_type: str, *, seed: int = 0, **overrides: Any) -> PreT
         if name.endswith(("bias", "norm.weight")):
             torch.nn.init.normal_(parameter, mean=0.5, std=0.3)
     return model
+
+
+def write_checkpoint(model: PreTrainedModel, folder: Path) -> Path:
+    """What ``engine.checkpoints`` would have made of ``model``."""
+    folder.mkdir()
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    write_checkpoint_manifest(folder)
+    return folder
+
+
+def write_checkpoint_manifest(folder: Path) -> None:
+    (folder / "headwater.json").unlink(missing_ok=True)
+    manifest = build_manifest(folder, source="test", source_sha256="", source_stamp="")
+    write_manifest(folder, manifest)

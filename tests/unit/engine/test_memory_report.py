@@ -1,0 +1,76 @@
+"""What a replica's memory is for, and what of it this process takes."""
+
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import EngineConfigError
+from engine.memory_report import MemoryReport, check_memory, report_memory
+from engine.models.registry import read_model_config
+
+LLAMA_3_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}
+NUM_BYTES = 2 * 8_030_261_248
+EMBEDDING_BYTES = 2 * 128256 * 4096
+GIB = 1024**3
+
+
+def report(hf_config: dict[str, Any] = LLAMA_3_8B, **config: Any) -> MemoryReport:
+    model = read_model_config(hf_config)
+    geometry = model.kv_geometry(block_size_tokens=16, bytes_per_element=2)
+    return report_memory(
+        EngineConfig(**config), hf_config, model, geometry, num_blocks=1000, max_model_len=8192
+    )
+
+
+def test_the_line_names_weights_workspace_and_pool() -> None:
+    text = str(report())
+    assert text.startswith("weights 16,060.5 MB | workspace ")
+    assert text.endswith(" MB | KV pool 2,097.2 MB (1,000 blocks of 16 tokens)")
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "private_bytes"),
+    [
+        ({}, {"weight_layout": "mapped"}, 0),
+        ({}, {"weight_layout": "packed"}, NUM_BYTES),
+        ({}, {}, NUM_BYTES),
+        ({"dtype": "float16"}, {"weight_layout": "mapped"}, NUM_BYTES),
+        ({"dtype": None, "torch_dtype": "bfloat16"}, {"weight_layout": "mapped"}, 0),
+        ({"dtype": "float32", "tie_word_embeddings": True}, {}, NUM_BYTES),
+        ({}, {"device": "cuda", "weight_layout": "mapped"}, 0),
+    ],
+    ids=str,
+)
+def test_weights_that_stay_in_their_file_are_not_private(
+    change: dict[str, Any], config: dict[str, Any], private_bytes: int
+) -> None:
+    assert report(LLAMA_3_8B | change, **config).private_weight_bytes == private_bytes
+
+
+def test_what_does_not_fit_beside_weights_and_workspace_is_refused() -> None:
+    memory = report(weight_layout="packed")
+    beside_bytes = memory.private_weight_bytes + memory.workspace_bytes
+    config = EngineConfig(kv_cache_bytes=4 * GIB)
+    check_memory(config, memory, available_bytes=beside_bytes + 4 * GIB)
+    with pytest.raises(EngineConfigError, match=f"set kv_cache_bytes to at most {2 * GIB}"):
+        check_memory(config, memory, available_bytes=beside_bytes + 2 * GIB + 5)
+    with pytest.raises(EngineConfigError, match="leave 0: free memory"):
+        check_memory(config, memory, available_bytes=GIB)
+
+
+def test_the_workspace_grows_with_what_one_step_may_hold() -> None:
+    base = report().workspace_bytes
+    assert report(max_num_batched_tokens=4096).workspace_bytes > base
+    assert report(max_num_seqs=512).workspace_bytes > base
+    assert report(attention="reference").workspace_bytes > base
