@@ -50,7 +50,6 @@ def test_a_match_names_its_token_and_later_tokens_show_nothing() -> None:
     assert texts(sample, delta("abc"), delta("defg"), delta("hcd")) == ["ab", None, None]
     assert sample.num_kept_tokens == 4
     assert sample.is_complete
-    assert sample.finish is None
     sample.push(delta("", FinishReason.STOP, num_completion_tokens=4))
     assert sample.finish == ("stop", Usage(10, 0, 4))
     assert sample.take_rest().token_ids == ids_of("d")
