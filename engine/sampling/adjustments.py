@@ -161,18 +161,18 @@ class BatchAdjustments:
         """
         changed = scores.clone(memory_format=torch.contiguous_format)
         flat = changed.view(-1)
-        raw = flat[self.keys]
+        raw = flat.index_select(0, self.keys)
         adjusted = raw + self.terms[_BIAS]
         factor = self.terms[_FACTOR]
         adjusted = torch.where(adjusted < 0, adjusted * factor, adjusted / factor)
         adjusted = (adjusted - self.terms[_SUBTRACT]).clamp(-_LARGEST, _LARGEST)
         if not self.is_masking:
-            flat[self.keys] = adjusted
+            flat.scatter_(0, self.keys, adjusted)
             return changed
         adjusted = adjusted.masked_fill(self.terms[_BIAS] == -torch.inf, -torch.inf)
-        flat[self.keys] = adjusted
+        flat.scatter_(0, self.keys, adjusted)
         is_empty = changed.amax(dim=-1) == -torch.inf
         if is_empty.any():
             rows = self.keys // scores.shape[-1]
-            flat[self.keys] = torch.where(is_empty[rows], raw, adjusted)
+            flat.scatter_(0, self.keys, torch.where(is_empty[rows], raw, adjusted))
         return changed

@@ -96,9 +96,10 @@ def draw_filtered(scores: Tensor, params: DrawParams) -> Tensor:
 def filtered_weights(scores: Tensor, params: DrawParams) -> Tensor:
     """[num_rows, vocab_size] in float64: probabilities of the scaled distribution, 0 for filtered
     tokens, not normalized again. Exact for any filter, at the price of two sorts."""
-    in_order = _sorted_down(scores)
-    kth_score = in_order.gather(-1, params.top_k.long() - 1)
-    weights = _softmax(scores.masked_fill(scores < kth_score, -torch.inf), params)
+    if (params.top_k < scores.shape[-1]).any():
+        kth_score = _sorted_down(scores).gather(-1, params.top_k.long() - 1)
+        scores = scores.masked_fill(scores < kth_score, -torch.inf)
+    weights = _softmax(scores, params)
     threshold = _threshold(_sorted_down(weights).double(), params)
     wide = weights.double()
     return wide.masked_fill_(wide < threshold, 0.0)
@@ -113,7 +114,7 @@ def _softmax(scores: Tensor, params: DrawParams) -> Tensor:
 def _threshold(weights: Tensor, params: DrawParams) -> Tensor:
     """[num_rows, 1] Smallest weight that top-p and min-p keep, of ``weights`` [num_rows, k] in
     falling order. The nucleus is the fewest likeliest tokens whose sum reaches ``top_p``."""
-    last = (weights.cumsum(dim=-1) < params.top_p).sum(dim=-1, keepdim=True)
+    last = torch.searchsorted(weights.cumsum(dim=-1), params.top_p)
     # By rounding the sum may stay below top_p: then all are in.
     in_nucleus = weights.gather(-1, last.clamp(max=weights.shape[-1] - 1))
     in_nucleus = in_nucleus.where(params.top_p < 1, 0.0)
@@ -128,7 +129,7 @@ def _sorted_down(values: Tensor) -> Tensor:
 
 
 def _pick(scores: Tensor, rows: Tensor) -> Tensor:
-    return scores if len(rows) == len(scores) else scores[rows]
+    return scores if len(rows) == len(scores) else scores.index_select(0, rows)
 
 
 def _invert_(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -202,7 +202,7 @@ def _rows_of(logits: Tensor, rows: IntArray) -> Tensor:
     """Consecutive ones, the usual case, aren't copied."""
     if (np.diff(rows) == 1).all():
         return logits[rows[0] : rows[-1] + 1]
-    return logits[torch.from_numpy(rows).to(logits.device)]
+    return logits.index_select(0, torch.from_numpy(rows).to(logits.device))
 
 
 def _first(logprobs: TokenLogprobs, num_top: int | None) -> TokenLogprobs:
