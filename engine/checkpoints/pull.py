@@ -98,9 +98,12 @@ def _replace(origin: Source, home: Path, name: str, sha256: str | None) -> None:
         try:
             digest = origin.fetch(downloads, staging.new, sha256=sha256)
             settle_folder(staging.new, where=origin.uri)
-        except (CorruptCheckpoint, HashMismatch, UnsupportedCheckpoint):
+        except (CorruptCheckpoint, HashMismatch, UnsupportedCheckpoint) as error:
             staging.discard_downloads()  # another attempt must not meet the same bad bytes
-            raise
+            message = str(error)
+            for folder in (downloads / "complete", staging.new):  # both are gone
+                message = message.replace(str(folder), origin.uri)
+            raise type(error)(message) from error
         manifest = build_manifest(
             staging.new,
             source=origin.uri,
