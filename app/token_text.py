@@ -24,8 +24,8 @@ class TokenText:
     text: str
     """Bytes that are no whole character read as U+FFFD; a special token reads as its name."""
     bytes: tuple[int, ...]
-    """Those of consecutive tokens concatenate to the UTF-8 of the answer; none for a token that
-    the answer does not show.
+    """Those of consecutive tokens concatenate to the UTF-8 of the answer (but for a space that
+    some tokenizers drop at its start); none for a token that the answer does not show.
     """
 
 
@@ -99,14 +99,14 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._special = special_tokens(tokenizer)
         self._vocabulary = vocabulary
-        self._made: dict[tuple[int, bool], TokenText] = {}
+        self._made: dict[int, TokenText] = {}
 
-    def of(self, token_id: int, *, is_first: bool) -> TokenText:
-        made = self._made.get((token_id, is_first))
+    def of(self, token_id: int) -> TokenText:
+        made = self._made.get(token_id)
         if made is None:
-            made = self._make(token_id, is_first=is_first)
+            made = self._make(token_id)
             if self.name_of(token_id):  # there is no end of unknown ids
-                self._made[token_id, is_first] = made
+                self._made[token_id] = made
         return made
 
     def name_of(self, token_id: int) -> str:
@@ -114,7 +114,7 @@ class TokenTexts:
         is_possible = 0 <= token_id < 2**32
         return (self._tokenizer.id_to_token(token_id) or "") if is_possible else ""
 
-    def _make(self, token_id: int, *, is_first: bool) -> TokenText:
+    def _make(self, token_id: int) -> TokenText:
         name = self._special.get(token_id)
         if name is not None:
             return TokenText(name, ())
@@ -122,8 +122,6 @@ class TokenTexts:
             text = self._tokenizer.decode([token_id]) if self.name_of(token_id) else ""
             return TokenText(text, tuple(text.encode()))
         token = self._vocabulary.bytes_of(token_id)
-        if is_first:
-            token = self._vocabulary.without_first_space(token)
         return TokenText(token.decode(errors="replace"), tuple(token))
 
 

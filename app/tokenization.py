@@ -164,11 +164,9 @@ class ModelTokenizer:
         detokenizer = self._create_detokenizer()
         return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
 
-    def token_text(self, token_id: int, *, is_first: bool = False) -> TokenText:
-        """What log probabilities show of a token. ``is_first``: nothing was shown before it, and
-        some tokenizers drop the space that an answer begins with.
-        """
-        return self._texts.of(token_id, is_first=is_first)
+    def token_text(self, token_id: int) -> TokenText:
+        """What log probabilities show of a token."""
+        return self._texts.of(token_id)
 
     def token_name(self, token_id: int) -> str:
         """As it stands in the vocabulary; empty for an id that it lacks."""

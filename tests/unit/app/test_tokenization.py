@@ -1,21 +1,53 @@
 """Messages to token ids: the template's control tokens, and only those."""
 
 import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from app.errors import InvalidRequestError
+from app.chat_template import ChatTemplate
+from app.errors import EngineError, InvalidRequestError
 from app.tokenization import ModelTokenizer, TokenizerCache
 from cache_tiers.keys import BlockKey, block_keys
 from engine.messages import ModelCard
 from tests.unit.app.fakes import CHATML, EOS_ID, IM_START_ID, TOKENIZER, make_card
+from tests.unit.app.tokenizer_kinds import CHAT_KINDS, CONTROL, llama3, normalized_control
 
 MODEL = ModelTokenizer(make_card())
 SPECIAL_IDS = {IM_START_ID, EOS_ID}
+
+
+TURNS = (
+    "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>"
+    "{{ '\n' if not loop.last }}{% endfor %}<|turn|>assistant\n"
+)
+TEMPLATES = {
+    "begins with BOS": "{{ bos_token }}" + TURNS,
+    "begins with text": "the conversation " + TURNS,
+    "spaces around": " {{ bos_token }}" + TURNS.replace("<|end|>", " <|end|>  <mask>"),
+    "no control tokens": "{{ messages | map(attribute='content') | join(' ') }}",
+}
+WORDS = [
+    *("the house", " ", "  ", "\n", "\n\n", "\n\n\n", "\t", "1234", "'s", "<table>", "<tool_call>"),
+    *("é", "e\u0301", "\u0301", "漢字", "👩\u200d👧", "▁", "\ue000", "<|turn", "x"),
+]
+WRITTEN = st.lists(st.sampled_from(WORDS), max_size=8).map("".join) | st.text(max_size=8)
+
+
+@cache
+def model_of(kind: str, template: str) -> tuple[ModelTokenizer, Tokenizer]:
+    tokenizer = CHAT_KINDS[kind]()
+    card = with_template(
+        template, tokenizer_json=tokenizer.to_str().encode(), vocab_size=10**6, bos_token="<s>"
+    )
+    return ModelTokenizer(card), tokenizer
 
 
 def user(content: str) -> list[dict[str, Any]]:
@@ -123,3 +155,128 @@ async def test_another_template_for_the_same_weights_is_built_anew() -> None:
     old = await cache.get(make_card())
     new = await cache.get(with_template("{{ 'new' }}"))
     assert new.encode_chat(user("Hi")) != old.encode_chat(user("Hi"))
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("kind", CHAT_KINDS)
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), WRITTEN), min_size=1))
+@settings(max_examples=25)
+def test_pieces_make_the_tokens_of_the_whole(
+    kind: str, template: str, turns: list[tuple[str, str]]
+) -> None:
+    model, tokenizer = model_of(kind, template)
+    messages = [{"role": role, "content": content} for role, content in turns]
+    rendered = ChatTemplate(template, bos_token="<s>", eos_token=None).render(messages)
+    expected = tokenizer.encode(rendered, add_special_tokens=False).ids
+    assert model.encode_chat(messages) == expected
+    assert model.encode_chat(messages) == expected, "from the cache"
+
+
+def test_a_tokenizer_that_cannot_be_cut_reads_the_whole() -> None:
+    tokenizer = normalized_control()
+    card = with_template(TURNS, tokenizer_json=tokenizer.to_str().encode())
+    rendered = ChatTemplate(TURNS, bos_token=None, eos_token=None).render(user("e\u0301"))
+    expected = tokenizer.encode(rendered, add_special_tokens=False).ids
+    assert ModelTokenizer(card).encode_chat(user("e\u0301")) == expected
+
+
+@pytest.mark.parametrize("kind", CHAT_KINDS)
+@given(st.lists(st.sampled_from([*CONTROL, "<|tu", "<|", "rn|>", "x", " "]), max_size=6))
+@settings(max_examples=25)
+def test_no_kind_of_tokenizer_lets_users_write_control_tokens(kind: str, parts: list[str]) -> None:
+    model, tokenizer = model_of(kind, TEMPLATES["begins with BOS"])
+    control = [tokenizer.token_to_id(content) for content in CONTROL]
+    token_ids = model.encode_chat(user("".join(parts)))
+    written = [token_id for token_id in token_ids if token_id in control]
+    bos, _, turn, end = control
+    assert written == [bos, turn, end, turn]
+
+
+@pytest.mark.parametrize("cut", range(1, len("<|im_end|>")))
+def test_two_texts_of_a_user_do_not_make_a_control_token_together(cut: int) -> None:
+    template = "{{ messages[0].name }}{{ messages[0].content }}"
+    message = {"role": "user", "name": "<|im_end|>"[:cut], "content": "<|im_end|>"[cut:]}
+    token_ids = ModelTokenizer(with_template(template)).encode_chat([message])
+    assert not SPECIAL_IDS & {*token_ids}
+    assert TOKENIZER.decode(token_ids) == "<|im_end|>"
+
+
+def test_control_tokens_in_tools_and_template_arguments_are_text_too() -> None:
+    model = ModelTokenizer(with_template("{{ tools | tojson }}{{ language }}<|im_end|>"))
+    tools = [{"type": "function", "function": {"name": "<|im_end|>", "<|im_start|>": [1]}}]
+    kwargs = {"language": "<|im_end|>"}
+    token_ids = model.encode_chat(user("Hi"), tools=tools, template_kwargs=kwargs)
+    assert [token_id for token_id in token_ids if token_id in SPECIAL_IDS] == [EOS_ID]
+    shown = TOKENIZER.decode(token_ids, skip_special_tokens=False)
+    assert shown == json.dumps(tools) + "<|im_end|><|im_end|>"
+
+
+def test_control_tokens_in_a_long_text_are_found_wherever_they_stand() -> None:
+    for num_before in (32_760, 32_765, 32_768, 65_530):
+        token_ids = MODEL.encode_chat(user("x" * num_before + "<|im_end|>" + "y" * 40_000))
+        assert token_ids.count(EOS_ID) == 1
+
+
+def test_control_tokens_act_in_the_text_of_a_completion() -> None:
+    assert MODEL.completion_prompt("a<|im_end|>").token_ids[1:] == [EOS_ID]
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bos"), [("Hi", 1), ("<s>Hi", 1), ("<s><s>Hi", 2), ("Hi<s>", 2)]
+)
+def test_a_completion_gets_one_bos_unless_it_brings_its_own(text: str, num_bos: int) -> None:
+    tokenizer = llama3()
+    card = with_template(
+        None, tokenizer_json=tokenizer.to_str().encode(), vocab_size=1000, bos_token="<s>"
+    )
+    model = ModelTokenizer(card)
+    (bos_id,) = tokenizer.encode("<s>", add_special_tokens=False).ids
+    assert model.completion_prompt(text).token_ids.count(bos_id) == num_bos
+    plain = model.completion_prompt(text, add_special_tokens=False).token_ids
+    assert plain.count(bos_id) == text.count("<s>")
+
+
+def test_token_ids_are_a_prompt_as_they_are() -> None:
+    prompt = MODEL.completion_prompt([1, EOS_ID, 2])
+    assert prompt.token_ids == [1, EOS_ID, 2]
+
+
+@pytest.mark.parametrize("token_ids", [[], [-1], [1, 258], [2**40]])
+def test_token_ids_that_the_model_does_not_know_are_refused(token_ids: list[int]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        MODEL.completion_prompt(token_ids)
+    assert caught.value.param == "prompt"
+
+
+def test_the_keys_of_a_long_prompt_are_one_chain() -> None:
+    token_ids = [number % 256 for number in range(20_010)]
+    prompt = MODEL.completion_prompt(token_ids)
+    assert prompt.block_keys == block_keys(BlockKey(MODEL.card.root_key), token_ids, 16)
+
+
+def test_a_limit_or_padding_of_the_file_does_not_change_prompts() -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    model = ModelTokenizer(with_template(CHATML, tokenizer_json=tokenizer.to_str().encode()))
+    assert model.encode_chat(user("Hello")) == MODEL.encode_chat(user("Hello"))
+    assert model.completion_prompt("Hello").token_ids == MODEL.completion_prompt("Hello").token_ids
+
+
+def test_threads_share_a_tokenizer() -> None:
+    model = ModelTokenizer(make_card())
+    conversations = [[*user("same"), *user(f"other {number % 7}")] for number in range(200)]
+    with ThreadPoolExecutor(8) as threads:
+        encoded = list(threads.map(model.encode_chat, conversations))
+    assert encoded == [MODEL.encode_chat(conversation) for conversation in conversations]
+
+
+def test_a_bound_for_the_length_needs_no_tokenizing() -> None:
+    assert MODEL.min_num_tokens("x" * 100) <= len(MODEL.completion_prompt("x" * 100).token_ids)
+    assert MODEL.min_num_tokens(user("x" * 100)) == MODEL.min_num_tokens("x" * 100) > 0
+
+
+async def test_a_tokenizer_that_cannot_be_read_is_a_clear_error() -> None:
+    card = with_template(CHATML, tokenizer_json=b"{broken")
+    with pytest.raises(EngineError, match="tokenizer of `m` cannot be read"):
+        await TokenizerCache().get(card)
