@@ -41,6 +41,7 @@ def write_model(
             continue
         values = _as_llama_cpp_stores(name, tensor.float().numpy(), config)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
         kind = GGMLQuantizationType.F32 if values.ndim == 1 else quantization
         writer.add_tensor(gguf_name, gguf.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
