@@ -26,6 +26,10 @@ class Edge:
         fields = {"model": "m", "messages": question} | (body or {}) | fields
         return await self.http.post("/v1/chat/completions", json=fields)
 
+    async def complete(self, prompt: Any = "Hi", **fields: Any) -> httpx.Response:
+        fields = {"model": "m", "prompt": prompt} | fields
+        return await self.http.post("/v1/completions", json=fields)
+
 
 MakeEdge = Callable[..., Coroutine[Any, Any, Edge]]
 

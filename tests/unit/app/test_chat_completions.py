@@ -6,8 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.messages import EngineRequest
 from tests.unit.app.conftest import MakeEdge
-from tests.unit.app.fakes import FakeEngine
+from tests.unit.app.fakes import EOS_ID, FakeEngine, fake_logprobs, ids_of
 
 
 def events_of(response: httpx.Response) -> list[Any]:
@@ -73,3 +74,109 @@ async def test_a_stop_string_ends_the_answer_before_it(make_edge: MakeEdge, stre
         assert body["choices"][0]["message"]["content"] == "one "
         assert body["choices"][0]["finish_reason"] == "stop"
         assert body["usage"]["completion_tokens"] == len("one two")
+
+
+def numbered(request: EngineRequest, index: int) -> list[int]:
+    return ids_of(f"answer {index}")
+
+
+async def test_every_choice_has_its_own_text_and_the_usage_is_of_all(make_edge: MakeEdge) -> None:
+    engine = FakeEngine(reply=numbered)
+    body = (await (await make_edge(engine)).chat(n=3)).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    texts = [choice["message"]["content"] for choice in body["choices"]]
+    assert texts == ["answer 0", "answer 1", "answer 2"]
+    (request,) = engine.requests.values()
+    assert request.num_samples == 3
+    assert body["usage"]["prompt_tokens"] == len(request.token_ids)
+    assert body["usage"]["completion_tokens"] == 3 * (len("answer 0") + 1)
+
+
+async def test_a_stream_of_several_choices_has_one_role_and_one_end_each(
+    make_edge: MakeEdge,
+) -> None:
+    edge = await make_edge(FakeEngine(reply=numbered))
+    response = await edge.chat(n=3, stream=True, stream_options={"include_usage": True})
+    *chunks, usage, _ = events_of(response)
+    assert usage["choices"] == []
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index in range(3):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert sum("role" in choice["delta"] for choice in own) == 1
+        assert [c["finish_reason"] for c in own if c["finish_reason"]] == ["stop"]
+        assert own[-1]["finish_reason"] == "stop"
+        assert "".join(c["delta"].get("content", "") for c in own) == f"answer {index}"
+
+
+async def test_a_stop_string_in_one_choice_leaves_the_others(make_edge: MakeEdge) -> None:
+    engine = FakeEngine(reply=numbered)
+    body = (await (await make_edge(engine)).chat(n=2, stop="er 1")).json()
+    assert [c["message"]["content"] for c in body["choices"]] == ["answer 0", "answ"]
+    (abort,) = engine.aborts
+    assert (abort.index, abort.num_kept_tokens) == (1, len("answer 1"))
+
+
+async def test_log_probabilities_spell_the_content(make_edge: MakeEdge) -> None:
+    edge = await make_edge(FakeEngine(reply="Grüße 👋"))
+    body = (await edge.chat(logprobs=True, top_logprobs=2)).json()
+    (choice,) = body["choices"]
+    entries = choice["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == "Grüße 👋"
+    assert len(entries) == body["usage"]["completion_tokens"] - 1, "one per shown token"
+    first = fake_logprobs(ids_of("G")[0], 2)
+    assert entries[0]["token"] == "G"
+    assert entries[0]["logprob"] == first.logprob
+    assert [top["logprob"] for top in entries[0]["top_logprobs"]] == first.top_logprobs
+    assert entries[0]["top_logprobs"][1] == {
+        "token": "G",
+        "logprob": first.logprob,
+        "bytes": list(b"G"),
+    }
+
+
+async def test_no_tokens_asked_for_is_a_prefill_only(make_edge: MakeEdge) -> None:
+    edge = await make_edge(FakeEngine(reply="never"))
+    body = (await edge.chat(max_tokens=0)).json()
+    assert body["choices"][0]["message"]["content"] == ""
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 0
+    assert body["usage"]["prompt_tokens"] > 0
+    role, end, _ = events_of(await edge.chat(max_tokens=0, stream=True))
+    assert role["choices"][0]["delta"]["role"] == "assistant"
+    assert end["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "length"}
+
+
+async def test_token_ids_are_returned_as_vllm_names_them(make_edge: MakeEdge) -> None:
+    engine = FakeEngine(reply="ab")
+    edge = await make_edge(engine)
+    body = (await edge.chat(return_token_ids=True)).json()
+    (request,) = engine.requests.values()
+    assert body["prompt_token_ids"] == request.token_ids
+    assert body["choices"][0]["token_ids"] == [*ids_of("ab"), EOS_ID]
+    first, *chunks, _ = events_of(await edge.chat(return_token_ids=True, stream=True))
+    assert first["prompt_token_ids"] == request.token_ids
+    streamed = [token_id for chunk in chunks for token_id in chunk["choices"][0]["token_ids"]]
+    assert streamed == [*ids_of("ab"), EOS_ID]
+
+
+async def test_every_chunk_carries_the_usage_so_far_if_asked_for(make_edge: MakeEdge) -> None:
+    edge = await make_edge(FakeEngine(reply="abc"))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, _ = events_of(await edge.chat(stream=True, stream_options=options))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == [0, 1, 2, 3, 4]
+    assert chunks[-1]["usage"] == last["usage"]
+
+
+async def test_the_stop_string_stays_if_it_is_asked_for(make_edge: MakeEdge) -> None:
+    edge = await make_edge(FakeEngine(reply="one two three"))
+    body = (await edge.chat(stop=["two"], include_stop_str_in_output=True)).json()
+    assert body["choices"][0]["message"]["content"] == "one two"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
+async def test_both_paths_answer(make_edge: MakeEdge, path: str) -> None:
+    edge = await make_edge(FakeEngine(reply="ok"))
+    question = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    assert (await edge.http.post(path, json=question)).status_code == 200

@@ -16,7 +16,14 @@ from tests.unit.app.fakes import EOS_ID, FakeEngine, ids_of, until
 class RawClient:
     """An ASGI client that reads and leaves when the test says so."""
 
-    def __init__(self, edge: Edge, *, is_body_complete: bool = True, **fields: Any) -> None:
+    def __init__(
+        self,
+        edge: Edge,
+        *,
+        is_body_complete: bool = True,
+        path: str = "/v1/chat/completions",
+        **fields: Any,
+    ) -> None:
         question = [{"role": "user", "content": "Hi"}]
         body = {"model": "m", "messages": question, "stream": True} | fields
         self.sent: list[Message] = []
@@ -29,7 +36,7 @@ class RawClient:
         scope = {
             "type": "http",
             "method": "POST",
-            "path": "/v1/chat/completions",
+            "path": path,
             "root_path": "",
             "headers": [],
             "query_string": b"",
@@ -86,6 +93,37 @@ async def test_a_client_that_leaves_ends_its_request_at_once(
     assert not client.is_complete
 
 
+async def test_a_client_that_leaves_ends_all_samples_of_all_prompts(make_edge: MakeEdge) -> None:
+    engine = FakeEngine()
+    edge = await make_edge(engine)
+    client = RawClient(edge, path="/v1/completions", prompt=["a", "b"], n=3)
+    await until(lambda: len(engine.requests) == 2)
+    engine.say(await request_id_at(engine), "x", index=2)
+    client.leave()
+    await client.task
+    assert sorted(abort.request_id for abort in engine.aborts) == sorted(engine.requests)
+    assert {(abort.num_kept_tokens, abort.index) for abort in engine.aborts} == {(None, None)}
+    assert not engine.sinks
+    assert edge.gateway.dispatchers["m"].num_running == 0
+
+
+async def test_the_engines_last_counts_are_recorded_after_the_client_left(
+    make_edge: MakeEdge,
+) -> None:
+    engine = FakeEngine()
+    edge = await make_edge(engine)
+    client = RawClient(edge)
+    request_id = await request_id_at(engine)
+    engine.say(request_id, "abc")
+    await until(lambda: "abc" in client.text)
+    engine.num_generated[request_id, 0] += 2  # computed before it heard of the abort
+    client.leave()
+    await client.task
+    metrics = edge.gateway.render_metrics().decode()
+    assert 'headwater_tokens_total{kind="completion",model="m"} 5.0' in metrics
+    assert 'status="499"' in metrics
+
+
 async def test_a_client_that_leaves_amid_its_body_asks_nothing(make_edge: MakeEdge) -> None:
     engine = FakeEngine()
     client = RawClient(await make_edge(engine), is_body_complete=False)
@@ -127,6 +165,34 @@ async def test_a_client_that_does_not_read_is_cut_and_slows_nobody(make_edge: Ma
     await quick.task
     assert quick.text.endswith("data: [DONE]\n\n")
     assert '"199,"' in quick.text
+
+
+async def test_what_waits_for_a_slow_client_is_counted_in_bytes(make_edge: MakeEdge) -> None:
+    engine = FakeEngine()
+    edge = await make_edge(engine, slow_client_buffer_bytes=20_000)
+    client = RawClient(edge)
+    request_id = await request_id_at(engine)
+    engine.say(request_id, "first")
+    await until(lambda: client.sent)
+    client.may_send.clear()
+    engine.say(request_id, "taken by the write that hangs")
+    await asyncio.sleep(0.01)
+    engine.say(request_id, "漢" * 6_000)  # 18 kB
+    await asyncio.sleep(0.01)
+    assert not engine.aborts
+    engine.say(request_id, "漢" * 600)
+    await client.task
+    assert engine.aborts == [Abort(request_id)]
+
+
+async def test_one_big_step_is_not_a_slow_client(make_edge: MakeEdge) -> None:
+    engine = FakeEngine()
+    client = RawClient(await make_edge(engine, slow_client_buffer_bytes=1_000))
+    request_id = await request_id_at(engine)
+    engine.say(request_id, "x" * 5_000)
+    engine.say(request_id, "y" * 5_000, FinishReason.LENGTH)
+    await client.task
+    assert client.text.endswith("data: [DONE]\n\n")
 
 
 async def test_what_piled_up_leaves_in_one_piece(make_edge: MakeEdge) -> None:
