@@ -1,7 +1,6 @@
 """Tokenizers rebuilt from metadata alone: both kinds, against slow twins and known splits."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -40,13 +39,16 @@ class Vocabulary:
         writer.add_array("tokenizer.ggml.token_type", self.kinds)
         if self.scores is not None:
             writer.add_array("tokenizer.ggml.scores", self.scores)
-        adders: dict[type, Callable[[str, Any], None]] = {
-            bool: writer.add_bool,
-            int: writer.add_uint32,
-            str: writer.add_string,
-        }
         for key, value in self.entries.items():
-            adders.get(type(value), writer.add_array)(key, value)
+            match value:
+                case bool():
+                    writer.add_bool(key, value)
+                case int():
+                    writer.add_uint32(key, value)
+                case str():
+                    writer.add_string(key, value)
+                case _:
+                    writer.add_array(key, value)
         writer.add_tensor("token_embd.weight", np.zeros((len(self.tokens), 4), np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
