@@ -57,5 +57,7 @@ class SlotTables:
 
     def _write(self, slot: int, group: int, start: int, block_ids: Sequence[int]) -> None:
         end = start + len(block_ids)
+        if end > self._tables.shape[2]:
+            raise RunnerError("the plan's block table is longer than the longest context.")
         self._tables[group, slot, start:end] = block_ids
         self._num_blocks[group, slot] = max(self._num_blocks[group, slot], end)

@@ -15,7 +15,7 @@ _SAMPLED_ELEMENT_BYTES = 32
 """The sampler works on so many logits at a time, in float32 and float64."""
 _MAX_RESCORED = 2**14
 _MAX_RESCORED_PER_ROW = 256
-"""Token ids whose logits are computed exactly in one call."""
+"""Token ids whose logits are computed exactly in one call, where the weights' dtype is coarse."""
 _PROMPT_ROWS = 64
 """Of `engine.prompt_logprobs`."""
 _ONEDNN_BYTES = 128 * MIB
@@ -72,8 +72,10 @@ def _logits_bytes(config: EngineConfig, model: ModelConfig, element: int) -> int
     # In the weights' dtype, and in float32 while they are reported.
     logits = num_logits * (element + 2 * _FLOAT)
     sampled = min(num_logits, _SAMPLED_ELEMENTS) * _SAMPLED_ELEMENT_BYTES
-    num_rescored = min(_MAX_RESCORED, num_rows * _MAX_RESCORED_PER_ROW)
-    rescored = num_rescored * model.hidden_size * (element + _FLOAT)
+    rescored = 0
+    if element < _FLOAT:
+        num_rescored = min(_MAX_RESCORED, num_rows * _MAX_RESCORED_PER_ROW)
+        rescored = num_rescored * model.hidden_size * (element + _FLOAT)
     return num_rows * model.hidden_size * 3 * _FLOAT + logits + max(sampled, rescored)
 
 
