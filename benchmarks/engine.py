@@ -21,7 +21,7 @@ from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.layers.linear import can_pack
-from engine.models.llama_config import LlamaConfig
+from engine.models.registry import read_model_config
 from engine.runner import create_runner
 
 _MODEL = "smollm2-135m-instruct"
@@ -86,6 +86,7 @@ def _create_driver(checkpoint: Path, config: EngineConfig) -> EngineDriver:
     return EngineDriver(
         Engine(
             config,
+            geometry=loaded.geometry,
             num_blocks=loaded.num_blocks,
             max_model_len=loaded.max_model_len,
             vocab_size=loaded.vocab_size,
@@ -94,7 +95,7 @@ def _create_driver(checkpoint: Path, config: EngineConfig) -> EngineDriver:
         config,
         vocab_size=loaded.vocab_size,
         work=MatrixWork(
-            LlamaConfig.from_hf(loaded.checkpoint.config),
+            read_model_config(loaded.checkpoint.config),
             dtype=dtype,
             layout="packed" if is_packed else "mapped",
         ),

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from engine.layers.linear import Linear, WeightLayout, create_linear
-from engine.models.llama_config import LlamaConfig
+from engine.models.model_config import ModelConfig
 
 
 class MatrixWork:
     """Every matrix of one model."""
 
-    def __init__(self, config: LlamaConfig, *, dtype: torch.dtype, layout: WeightLayout) -> None:
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, layout: WeightLayout) -> None:
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size

@@ -79,6 +79,7 @@ def _serve(spec: EngineSpec, pipe: Connection) -> None:
     loaded = create_runner(spec)
     engine = Engine(
         spec.config,
+        geometry=loaded.geometry,
         num_blocks=loaded.num_blocks,
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.vocab_size,

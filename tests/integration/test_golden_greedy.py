@@ -104,6 +104,7 @@ class GoldenEngine:
         loaded = create_runner(spec)
         self._engine = Engine(
             settings,
+            geometry=loaded.geometry,
             num_blocks=loaded.num_blocks,
             max_model_len=loaded.max_model_len,
             vocab_size=loaded.vocab_size,
