@@ -164,6 +164,11 @@ class ModelTokenizer:
         detokenizer = self._create_detokenizer()
         return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
 
+    def decode_prompt(self, token_ids: Sequence[int]) -> str:
+        """With the special tokens, as they are spelled."""
+        (text,) = self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)
+        return str(text)
+
     def token_text(self, token_id: int) -> TokenText:
         """What log probabilities show of a token."""
         return self._texts.of(token_id)
