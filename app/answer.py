@@ -91,7 +91,8 @@ class Answer:
         ]
         self._engines = engines
         self._deadline_s = deadline_s
-        self._is_cancelled = False
+        self.is_cancelled = False
+        """Deltas are only counted."""
         self._waiter: asyncio.Future[None] | None = None
         self._has_news = False
 
@@ -102,11 +103,6 @@ class Answer:
     @property
     def is_finished(self) -> bool:
         return all(generation.finish is not None for generation in self.generations)
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Deltas are only counted."""
-        return self._is_cancelled
 
     @property
     def usage(self) -> Usage:
@@ -123,7 +119,7 @@ class Answer:
 
     def fail(self, error: ApiError) -> None:
         """End all samples, those of other prompts, too."""
-        if self.error is None and not self._is_cancelled:
+        if self.error is None and not self.is_cancelled:
             self.error = error
             self.cancel()
         self.wake()
@@ -155,7 +151,7 @@ class Answer:
 
     def cancel(self) -> None:
         """Nobody wants the rest: the engines stop, and what they still say only counts."""
-        self._is_cancelled = True
+        self.is_cancelled = True
         for prompt in self.prompts:
             prompt.is_awaited = self._engines.cancel(prompt.asked.request_id)
 
@@ -231,33 +227,27 @@ class PromptAnswer:
         try:
             if self._answer.is_cancelled:
                 self.generations[delta.index].count(delta)
-            elif self._has_echo(delta):
-                self._take_in(delta)
+            elif self.asked.echo is None:
+                self._push(delta)
             else:
-                self._early.append(delta)
+                self._push_behind_echo(self.asked.echo, delta)
         except Exception:
             logger.exception("request %s: its answer could not be decoded", delta.request_id)
             self._answer.fail(EngineError("The answer could not be decoded."))
         self._answer.wake()
 
-    def _has_echo(self, delta: TokenDelta) -> bool:
-        """Whether the prompt can be shown by now, if it is to be."""
-        make = self.asked.echo
-        if make is None or self._echo is not None or delta.finish_reason in _FAILURES:
-            return True
-        if delta.prompt_logprobs is None and self.asked.has_logprobs:
-            # They come with sample 0; others may be first.
-            assert self.num_open_samples, "the engine sent no log probabilities of the prompt"
-            return False
-        self._echo = make(delta.prompt_logprobs or ())
-        return True
-
-    def _take_in(self, delta: TokenDelta) -> None:
+    def _push_behind_echo(self, make: EchoMaker, delta: TokenDelta) -> None:
+        if self._echo is None and delta.finish_reason not in _FAILURES:
+            if delta.prompt_logprobs is None and self.asked.has_logprobs:
+                # They come with sample 0; others may be first.
+                assert self.num_open_samples, "the engine sent no log probabilities of the prompt"
+                self._early.append(delta)
+                return
+            self._echo = make(delta.prompt_logprobs or ())
         self._push(delta)
-        if self._early:
-            early, self._early = self._early, []
-            for later in early:
-                self._push(later)
+        early, self._early = self._early, []
+        for later in early:
+            self._push(later)
 
     def _push(self, delta: TokenDelta) -> None:
         sink, index = self._answer.sink, self._first_index + delta.index

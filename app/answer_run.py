@@ -140,10 +140,10 @@ class AnswerRun:
 
     async def _begin(self) -> None:
         self._dispatcher.enqueue(*self._jobs)
-        while not self._answer.has_begun:
+        while not self._answer.has_begun and self._answer.error is None:
             await self._answer.wait()
-            if self._answer.error is not None:
-                raise self._answer.error
+        if self._answer.error is not None:
+            raise self._answer.error
         self._record.ttft_s = self._record.elapsed_s
 
     def _note(self) -> None:

@@ -67,7 +67,8 @@ class AnswerStream:
         self._append(self._events.begin(index, self._usage()))
 
     def add(self, index: int, piece: Piece) -> None:
-        self._append(self._events.add(index, piece, self._usage()))
+        usage = self._usage() if self._has_continuous_usage else None
+        self._append(self._events.add(index, piece, usage))
 
     def finish(self, index: int, reason: FinishedBy, rest: Piece) -> None:
         self._append(self._events.finish(index, reason, rest, self._usage()))

@@ -11,7 +11,7 @@ from app.openai_objects import AnswerHead
 from app.sse import EventFrame
 from engine.messages import Usage
 
-_NOTHING = Piece("", [], [])
+_NOTHING = Piece("")
 
 
 class CompletionEvents(EventFrame):

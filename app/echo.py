@@ -27,7 +27,7 @@ def create_echo(
     Takes a few microseconds per token.
     """
     if not has_logprobs and isinstance(prompt, str):
-        echo = Piece(prompt, [], [])
+        echo = Piece(prompt)
         return lambda logprobs: echo
     tokens = _placed(prompt, token_ids, detokenizer, token_text)
     text = b"".join(token.bytes for token in tokens).decode()
@@ -39,11 +39,11 @@ def create_echo(
 
     def make(logprobs: Sequence[TokenLogprobs]) -> Piece:
         if not has_logprobs:
-            return Piece(text, [], [])
+            return Piece(text)
         # Nothing says how likely the first token was.
         for token, logprob in zip(tokens[1:], logprobs, strict=True):
             token.logprobs = logprob
-        return Piece(text, [], tokens)
+        return Piece(text, tokens=tokens)
 
     return make
 

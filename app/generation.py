@@ -4,7 +4,7 @@ Knows no HTTP, no other samples and no engine: whoever pushes the deltas hands t
 tells the engine of a stop string.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -23,9 +23,9 @@ class Piece(NamedTuple):
     """What one step added to the text."""
 
     text: str
-    token_ids: list[int]
+    token_ids: Sequence[int] = ()
     """Those that came since the last piece, if they are collected."""
-    tokens: list[TracedToken]
+    tokens: Sequence[TracedToken] = ()
     """Those that ``text`` is made of, if they are traced."""
 
 
@@ -70,6 +70,7 @@ class Generation:
             StopStrings(rules.stops, includes_stop=rules.includes_stop) if rules.stops else None
         )
         self._trace = None if rules.bytes_of is None else TokenTrace(rules.bytes_of)
+        self._is_plain = not (rules.stops or rules.bytes_of or rules.collects_token_ids)
         self._num_traced_bytes = 0
         """Text that stop strings let through and the trace still holds."""
         self._token_ids: list[int] = []
@@ -80,6 +81,11 @@ class Generation:
 
     def push(self, delta: TokenDelta) -> Piece | None:
         """Take in what one step added; nothing if it brought no text that may be shown."""
+        if self._is_plain and delta.finish_reason is None and delta.logprobs is None:
+            # What most deltas are, without asking for each token what it might be.
+            self.count(delta)
+            text = "".join(map(self._detokenizer.push, delta.token_ids))
+            return Piece(text) if text else None
         piece = None if self.num_kept_tokens is not None else self._take_in(delta)
         self.count(delta)
         if delta.finish_reason is not None:
@@ -176,10 +182,7 @@ class Generation:
 
     def _piece(self, text: str) -> Piece:
         piece = Piece(text, self._token_ids, self._tokens)
-        if self._token_ids:
-            self._token_ids = []
-        if self._tokens:
-            self._tokens = []
+        self._token_ids, self._tokens = [], []
         return piece
 
     def _end(self, delta: TokenDelta, reason: FinishReason) -> None:
