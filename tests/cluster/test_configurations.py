@@ -95,15 +95,15 @@ def test_all_replicas_of_a_configuration_find_a_place(path: Path, gpu_node: None
     served = {route.name for section in file.gateways for route in section.config.models}
     assert served == {section.args.name for section in file.models}
     replicas = _replicas(file)
-    assert len(replicas) == sum(s.num_replicas for s in [*file.gateways, *file.models])
+    num_replicas = sum(section.num_replicas for section in file.gateways)
+    num_replicas += sum(section.num_replicas for section in file.models)
+    assert len(replicas) == num_replicas
     gpus = [gpu for seen in _place(replicas) for gpu in seen.split(",") if gpu]
     num_gpus = sum(s.args.num_gpus * s.num_replicas for s in file.models)
     assert len(gpus) == len(set(gpus)) == num_gpus
 
 
-def test_a_replica_too_many_finds_no_place(
-    gpu_node: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_too_many_finds_no_place(gpu_node: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.PLACEMENT_TIMEOUT_S", 3.0)
     with pytest.raises(ray.exceptions.GetTimeoutError):
         _place([{"num_cpus": 1, "num_gpus": 1}] * (NUM_GPUS + 1))
