@@ -15,7 +15,6 @@ from app.template_sandbox import TemplateSandbox
 
 Message = Mapping[str, Any]
 
-_TIME_LIMIT_S = 1.0
 _MAX_REASON_CHARS = 500
 _CONTINUE_MARK = "\ue000\ue001\ue000"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -24,8 +23,16 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 class ChatTemplate:
     """Compiled once per model; used from any thread."""
 
-    def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str | None,
+        eos_token: str | None,
+        time_limit_s: float = 1.0,
+    ) -> None:
         """A template that cannot be compiled refuses every request."""
+        self._time_limit_s = time_limit_s
         self._sandbox = TemplateSandbox()
         self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._template: Template | None = None
@@ -68,7 +75,7 @@ class ChatTemplate:
             **self._special,
         }
         try:
-            with self._sandbox.limits(given, limit_s=_TIME_LIMIT_S):
+            with self._sandbox.limits(given, limit_s=self._time_limit_s):
                 rendered = self._template.render(given)
         except Exception as error:  # the sandbox runs nothing but the template on these messages
             raise InvalidRequestError(

@@ -12,7 +12,7 @@ _NODE_BYTES = 16
 _MAX_DEPTH = 100
 
 _MIN_VALUE_BYTES = 1 << 20
-_MIN_TOTAL_BYTES = 64 << 20
+_MIN_TOTAL_BYTES = 128 << 20
 _VALUE_PER_INPUT = 4
 _TOTAL_PER_INPUT = 16
 """A rendered conversation is about as long as its messages; each of them may pass through a few

@@ -83,13 +83,20 @@ class Charged:
         self._budget.charge(self._budget.charge_value(value) * factor)
         return value * factor
 
+    def add(self, left: str, right: str) -> str:
+        self._budget.charge(text_bytes(left) + text_bytes(right) + _PIECE_BYTES)
+        return left + right
+
     def list_characters(self, text: str) -> list[str]:
         self._budget.charge(len(text) * _PIECE_BYTES)
         return list(text)
 
     def join(self, values: Iterable[Any], separator: str = "") -> str:
-        texts = [self.show(value) for value in values]
-        self._budget.charge(text_bytes(separator) * len(texts) + sum(map(text_bytes, texts)))
+        texts: list[str] = []
+        for value in values:
+            text = self.show(value)
+            self._budget.charge(text_bytes(separator))
+            texts.append(text)
         return separator.join(texts)
 
     def replace(self, text: str, old: str, new: str, count: int | None = None) -> str:

@@ -36,6 +36,7 @@ from app.template_syntax import CONCATENATE, WEIGH, GenerationTag, rewritten
 _MAX_SOURCE_CHARS = 256 * 1024
 
 _FUNCTIONS = (range_, dict, Namespace, raise_exception, strftime_now)
+_CALLERS_VARIABLES = frozenset({"_block_vars", "_loop_vars"})
 _LOOP_METHODS = frozenset({"cycle", "changed"})
 
 
@@ -98,7 +99,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         charged = __self.charged
         if isinstance(__obj, BuiltinMethodType):
-            return _call_method(charged, __obj, args, kwargs)
+            # jinja2 passes its own variables in loops, and takes them away in ``Context.call``.
+            own = {key: value for key, value in kwargs.items() if key not in _CALLERS_VARIABLES}
+            return _call_method(charged, __obj, args, own)
         is_of_loop = isinstance(__obj, MethodType) and (
             isinstance(__obj.__self__, LoopContext) and __obj.__name__ in _LOOP_METHODS
         )
@@ -113,7 +116,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if operator in ("*", "**") and _are_numbers(left, right):
             return calculate(operator, left, right)
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
-            return charged.join((left, right))
+            return charged.add(left, right)
         if operator == "+" and isinstance(left, list | tuple):
             return charged.weigh(left + right)
         if operator == "*" and isinstance(left, int):
