@@ -27,7 +27,8 @@ from engine.step import Admission
 _BIAS, _FACTOR, _SUBTRACT = range(3)
 _NO_CHANGE = np.array([[0.0], [1.0], [0.0]], dtype=np.float32)
 _LARGEST = 1e30
-"""Where absurd penalties stop, so that differences of logits stay finite."""
+"""Where absurd parameters and what they make of a logit stop, so that sums and quotients in float32
+stay finite."""
 
 
 class SlotAdjustments:
@@ -42,9 +43,10 @@ class SlotAdjustments:
         self._ids: NDArray[np.int64] = np.zeros(64, dtype=np.int64)
         self._terms = np.repeat(_NO_CHANGE, 64, axis=1)  # [3, capacity]
         self._biases = dict(self._sampling.logit_bias)
+        self._factor = max(1 / _LARGEST, _bounded(self._sampling.repetition_penalty))
         self._enter(self._biases)
         for token_id, bias in self._biases.items():
-            self._terms[_BIAS, self._places[token_id]] = bias
+            self._terms[_BIAS, self._places[token_id]] = _bounded(bias)
         self._is_masking = False
         if self._sampling.min_tokens > 0:
             self._mask_stop_tokens()
@@ -52,7 +54,7 @@ class SlotAdjustments:
             seen = dict.fromkeys(admission.past_token_ids)
             self._enter(seen)
             places = [self._places[token_id] for token_id in seen]
-            self._terms[_FACTOR, places] = self._sampling.repetition_penalty
+            self._terms[_FACTOR, places] = self._factor
             for token_id in admission.past_token_ids[self._num_prompt_tokens :]:
                 self.remember(token_id)
 
@@ -68,8 +70,8 @@ class SlotAdjustments:
         self._enter((token_id,))
         place = self._places[token_id]
         self._counts[place] += 1
-        self._terms[_FACTOR, place] = self._sampling.repetition_penalty
-        self._terms[_SUBTRACT, place] = (
+        self._terms[_FACTOR, place] = self._factor
+        self._terms[_SUBTRACT, place] = _bounded(
             self._sampling.presence_penalty + self._counts[place] * self._sampling.frequency_penalty
         )
 
@@ -96,7 +98,8 @@ class SlotAdjustments:
 
     def _unmask_stop_tokens(self) -> None:
         for token_id in self._sampling.stop_token_ids:
-            self._terms[_BIAS, self._places[token_id]] = self._biases.get(token_id, 0.0)
+            bias = _bounded(self._biases.get(token_id, 0.0))
+            self._terms[_BIAS, self._places[token_id]] = bias
         self._is_masking = False
 
     def _enter(self, token_ids: Iterable[int]) -> None:
@@ -121,6 +124,10 @@ def has_penalties(sampling: SamplingParams) -> bool:
         or sampling.presence_penalty != 0.0
         or sampling.frequency_penalty != 0.0
     )
+
+
+def _bounded(value: float) -> float:
+    return min(max(value, -_LARGEST), _LARGEST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,10 @@ class Sampler:
         slot, sampling = admission.slot, admission.sampling
         largest = float(np.finfo(np.float32).max)
         self._temperature[slot] = min(sampling.temperature, largest)
-        self._top_k[slot] = min(sampling.top_k or self._vocab_size, self._vocab_size)
+        has_top_k = 0 < sampling.top_k < self._vocab_size
+        self._top_k[slot] = sampling.top_k if has_top_k else self._vocab_size
         self._top_p[slot] = sampling.top_p
-        self._min_p[slot] = sampling.min_p
+        self._min_p[slot] = min(sampling.min_p, 1.0)
         self._seed[slot] = sampling.seed
         self._num_logprobs[slot] = sampling.num_logprobs
         self._num_prompt_logprobs[slot] = sampling.num_prompt_logprobs
