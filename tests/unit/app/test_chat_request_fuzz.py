@@ -88,7 +88,13 @@ COMPLETION_NAMES = [*CompletionRequest.model_fields, *CompletionRequest.refused]
 def test_any_chat_is_answered_or_refused(value: Any) -> None:
     try:
         request = parse_chat_request(sent(value), max_fanout=16)
-        prompt = TOKENIZER.prompt([message.for_template() for message in request.messages])
+        prompt = TOKENIZER.prompt(
+            [message.for_template() for message in request.messages],
+            tools=request.template_tools(),
+            template_kwargs=request.template_kwargs(),
+            add_generation_prompt=request.adds_generation_prompt,
+            continue_final_message=request.continues_final_message,
+        )
         sampling = sampling_params(request, len(prompt.token_ids), CARD)
     except InvalidRequestError as error:
         check_refusal(error, value, CHAT_NAMES)
