@@ -19,6 +19,7 @@ from app.middleware import RequestMiddleware
 from app.openai_objects import model_object
 from app.openapi import openapi_document
 from app.record import record_of
+from app.tokenize_routes import DetokenizeRoute, TokenizeRoute
 from app.version import package_version
 
 
@@ -26,6 +27,7 @@ def create_asgi_app(gateway: Gateway) -> Starlette:
     """Serves ``gateway``, which the caller owns and closes."""
     simple = _SimpleRoutes(gateway)
     chat, text = ChatCompletions(gateway), Completions(gateway)
+    tokenize, detokenize = TokenizeRoute(gateway), DetokenizeRoute(gateway)
     app = Starlette(
         routes=[
             Route("/health", simple.health, methods=["GET"]),
@@ -36,6 +38,8 @@ def create_asgi_app(gateway: Gateway) -> Starlette:
             *_either("/models/{name:path}", simple.model, "GET"),
             *_either("/chat/completions", chat, "POST"),
             *_either("/completions", text, "POST"),
+            *_either("/tokenize", tokenize, "POST"),
+            *_either("/detokenize", detokenize, "POST"),
         ],
         middleware=[Middleware(RequestMiddleware, gateway=gateway)],
         exception_handlers={HTTPException: _raise_api_error},
