@@ -172,8 +172,9 @@ def _read_part(file: RemoteFile, partial: PartialFile, part: _Part, progress: "_
                     raise SourceUnavailable(f"{file.name}: the source sent more than it was asked")
                 partial.write(piece, part.position)
                 part.position += len(piece)
-                num_failures = 0
                 progress.add(len(piece))
+                if piece:
+                    num_failures = 0
             if part.position < part.end:
                 raise TransferInterrupted("the source sent less than it was asked for")
         except TransferInterrupted as error:

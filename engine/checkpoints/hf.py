@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from engine.checkpoints.downloads import Downloads, RemoteFile, TransferInterrupted
 from engine.checkpoints.errors import SourceUnavailable, UnsupportedCheckpoint
-from engine.checkpoints.layout import DESCRIPTION_FILES, choose_files, gguf_files
+from engine.checkpoints.layout import DESCRIPTION_FILES, check_sizes, choose_files, gguf_files
 from engine.checkpoints.placement import bring_model
 
 _NAME = re.compile(
@@ -94,6 +94,7 @@ class HubSource:
         listing = self._current_listing()
         names = [name for name in DESCRIPTION_FILES if name in listing.sizes_bytes]
         files = [self._remote_file(listing, name) for name in names]
+        check_sizes({file.name: file.num_bytes for file in files}, where=self.uri)
         return Downloads(scratch).fetch(files, title="Looking")
 
     def _current_listing(self) -> _Listing:

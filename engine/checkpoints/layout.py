@@ -5,10 +5,11 @@ them.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from engine.checkpoints.errors import SourceUnavailable, UnsupportedCheckpoint
+from engine.checkpoints.json_file import MAX_JSON_BYTES
 
 INDEX_NAME = "model.safetensors.index.json"
 DESCRIPTION_FILES = (
@@ -20,6 +21,13 @@ DESCRIPTION_FILES = (
     "chat_template.json",
 )
 """Small files that say what a model is."""
+MAX_TOKENIZER_BYTES = 64 << 20
+MAX_INDEX_BYTES = 64 << 20
+_MAX_BYTES = {
+    **dict.fromkeys(DESCRIPTION_FILES, MAX_JSON_BYTES),
+    "tokenizer.json": MAX_TOKENIZER_BYTES,
+    INDEX_NAME: MAX_INDEX_BYTES,
+}
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _MAX_SHARDS = 1000
 _SAFETENSORS_OF_OTHERS = ("consolidated*", "adapter_*", "training_args*")
@@ -41,6 +49,17 @@ def choose_files(names: Collection[str], *, where: str) -> tuple[str, ...]:
     described = {name for name in DESCRIPTION_FILES if name in names}
     index = {INDEX_NAME} & set(names)
     return tuple(sorted(weights | described | index | {"tokenizer.json"}))
+
+
+def check_sizes(num_bytes: Mapping[str, int], *, where: str) -> None:
+    """Refuse, before it is read, a file that is larger than any of its kind."""
+    for name, size in num_bytes.items():
+        limit = _MAX_BYTES.get(name)
+        if limit is not None and size > limit:
+            raise UnsupportedCheckpoint(
+                f"{where}: {name} has {size} bytes, more than {limit >> 20} MiB, which no such "
+                "file of a model has."
+            )
 
 
 def gguf_files(name: str, names: Collection[str], *, where: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from engine.checkpoints.errors import SourceUnavailable
 from engine.checkpoints.file_records import FileRecords
 from engine.checkpoints.gguf_config import hugging_face_config
 from engine.checkpoints.gguf_file import GgufFile, shard_paths
-from engine.checkpoints.layout import DESCRIPTION_FILES, choose_files
+from engine.checkpoints.layout import DESCRIPTION_FILES, check_sizes, choose_files
 from engine.checkpoints.manifest import entry_of_file
 from engine.checkpoints.placement import bring_model, place_files
 
@@ -121,6 +121,7 @@ def _place_in_reach(
     paths: Sequence[Path], scratch: Path, folder: Path, sha256: str | None, what: str
 ) -> str:
     """Link or convert files without copying them first."""
+    check_sizes({path.name: path.stat().st_size for path in paths}, where=what)
     records = FileRecords(scratch / "records")
     _hash_all(paths, records)
     by_name = {path.name: path for path in paths}

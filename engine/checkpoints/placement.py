@@ -11,7 +11,7 @@ from engine.checkpoints.downloads import Downloads, RemoteFile
 from engine.checkpoints.errors import HashMismatch, SourceUnavailable
 from engine.checkpoints.file_records import FileRecords
 from engine.checkpoints.gguf_convert import convert_gguf
-from engine.checkpoints.layout import DESCRIPTION_FILES
+from engine.checkpoints.layout import DESCRIPTION_FILES, check_sizes
 from engine.checkpoints.manifest import sha256_of_listing
 from engine.checkpoints.soundness import check_description
 
@@ -24,6 +24,7 @@ def bring_model(
     The small files come first: a model that the engine can't run is refused before its weights are
     downloaded.
     """
+    check_sizes({file.name: file.num_bytes for file in files}, where=what)
     downloads = Downloads(scratch)
     described = [file for file in files if file.name in DESCRIPTION_FILES]
     if described:  # a GGUF file describes itself

@@ -96,24 +96,29 @@ def _replace(origin: Source, home: Path, name: str, sha256: str | None) -> None:
         stamp = origin.stamp()  # before reading, so that an edit meanwhile is noticed next time
         downloads = staging.open_downloads(f"{origin.uri} {stamp}")
         try:
-            digest = origin.fetch(downloads, staging.new, sha256=sha256)
-            settle_folder(staging.new, where=origin.uri)
+            _fill(staging.new, origin, downloads, stamp=stamp, sha256=sha256)
         except (CorruptCheckpoint, HashMismatch, UnsupportedCheckpoint) as error:
             staging.discard_downloads()  # another attempt must not meet the same bad bytes
             message = str(error)
             for folder in (downloads / "complete", staging.new):  # both are gone
                 message = message.replace(str(folder), origin.uri)
             raise type(error)(message) from error
-        manifest = build_manifest(
-            staging.new,
-            source=origin.uri,
-            source_sha256=digest,
-            source_stamp=stamp,
-            find_entry=FileRecords(downloads / "records").find,
-        )
-        write_manifest(staging.new, manifest)
-        open_checkpoint(staging.new)
         staging.commit()
+
+
+def _fill(folder: Path, origin: Source, downloads: Path, *, stamp: str, sha256: str | None) -> None:
+    """Make ``folder`` a checkpoint that opens."""
+    digest = origin.fetch(downloads, folder, sha256=sha256)
+    settle_folder(folder, where=origin.uri)
+    manifest = build_manifest(
+        folder,
+        source=origin.uri,
+        source_sha256=digest,
+        source_stamp=stamp,
+        find_entry=FileRecords(downloads / "records").find,
+    )
+    write_manifest(folder, manifest)
+    open_checkpoint(folder)
 
 
 def _open_if_current(origin: Source, path: Path, sha256: str | None) -> Checkpoint | None:

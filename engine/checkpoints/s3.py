@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from engine.checkpoints.downloads import NUM_READERS, Downloads, RemoteFile, TransferInterrupted
 from engine.checkpoints.errors import SourceUnavailable, UnsupportedCheckpoint
-from engine.checkpoints.layout import DESCRIPTION_FILES, choose_files, gguf_files
+from engine.checkpoints.layout import DESCRIPTION_FILES, check_sizes, choose_files, gguf_files
 from engine.checkpoints.placement import bring_model
 
 _MAX_LISTED_OBJECTS = 10_000
@@ -78,6 +78,7 @@ class S3Source:
     def fetch_description(self, scratch: Path) -> dict[str, Path]:
         items = [item for item in self._list() if item.name in DESCRIPTION_FILES]
         files = [self._remote_file(item) for item in items]
+        check_sizes({file.name: file.num_bytes for file in files}, where=self.uri)
         return Downloads(scratch).fetch(files, title="Looking")
 
     def _list(self) -> list[_Object]:

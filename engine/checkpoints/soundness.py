@@ -17,12 +17,9 @@ from engine.checkpoints.json_file import (
     read_json_object,
     read_optional_json_object,
 )
-from engine.checkpoints.layout import INDEX_NAME
+from engine.checkpoints.layout import INDEX_NAME, MAX_INDEX_BYTES, MAX_TOKENIZER_BYTES
 from engine.errors import CheckpointError
 from engine.models.registry import read_model_config
-
-_MAX_TOKENIZER_BYTES = 64 << 20
-_MAX_INDEX_BYTES = 64 << 20
 
 
 class _WeightIndex(msgspec.Struct, frozen=True):
@@ -61,7 +58,7 @@ def check_description(paths: Mapping[str, Path], *, where: str) -> None:
 def _check_tokenizer(path: Path) -> None:
     from tokenizers import Tokenizer
 
-    text = read_bounded(path, max_bytes=_MAX_TOKENIZER_BYTES)
+    text = read_bounded(path, max_bytes=MAX_TOKENIZER_BYTES)
     try:
         Tokenizer.from_buffer(text)
     except (KeyboardInterrupt, SystemExit):
@@ -78,7 +75,7 @@ def _settle_index(folder: Path) -> None:
     if not index_path.exists():
         return
     try:
-        content = read_bounded(index_path, max_bytes=_MAX_INDEX_BYTES)
+        content = read_bounded(index_path, max_bytes=MAX_INDEX_BYTES)
         named = set(msgspec.json.decode(content, type=_WeightIndex).weight_map.values())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{index_path} is not an index of weights ({error}).") from error
