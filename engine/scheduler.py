@@ -160,33 +160,33 @@ class Scheduler:
         for sequence in self._running:  # only its end is taken away meanwhile
             if not sequence.is_last_on_device:
                 continue
-            updates: tuple[TableUpdate, ...] | None = ()
+            updates: tuple[TableUpdate, ...] = ()
             if sequence.num_computed_tokens >= sequence.num_writable_tokens:
-                updates = self._grow(sequence, draft)
-                if updates is None:
+                passed = self._blocks.drop_passed(sequence)
+                end = sequence.num_computed_tokens + 1
+                if not self._make_room(sequence, end):
                     return
+                updates = (*passed, *self._blocks.extend(sequence, end, draft.block_copies))
             assert sequence.slot is not None
             draft.scheduled.append(
                 ScheduledSequence(
-                    sequence.slot,
-                    sequence.num_computed_tokens,
-                    (),
-                    True,
-                    updates,
-                    sequence.own_slots,
+                    slot=sequence.slot,
+                    start=sequence.num_computed_tokens,
+                    token_ids=(),
+                    is_last_pending=True,
+                    table_updates=updates,
+                    sampling_slots=sequence.own_slots,
                 )
             )
 
-    def _grow(self, sequence: Sequence, draft: _Draft) -> tuple[TableUpdate, ...] | None:
-        """Room for the next token; ``None`` when ``sequence`` arrived last and gave way."""
-        passed = self._blocks.drop_passed(sequence)
-        end = sequence.num_computed_tokens + 1
+    def _make_room(self, sequence: Sequence, end: int) -> bool:
+        """Free the blocks that ``sequence`` needs; ``False`` when it arrived last and gave way."""
         while self._blocks.num_missing_blocks(sequence, end) > self._blocks.num_free_blocks:
             victim = self._running[-1]
             self._preempt(victim)
             if victim is sequence:
-                return None
-        return (*passed, *self._blocks.extend(sequence, end, draft.block_copies))
+                return False
+        return True
 
     def _plan_running_prefill(self, draft: _Draft, budget_tokens: int) -> int:
         # Only the last one can be amid its prefill: nobody is admitted before it had all it needs.
@@ -232,7 +232,9 @@ class Scheduler:
         return (len(self._running) + 1) * self._blocks.num_groups
 
     def _plan_chunk(self, draft: _Draft, sequence: Sequence, budget_tokens: int) -> int:
-        """Plan the next tokens of a prompt; returns the budget left, 0 while more is to come."""
+        """Plan the next tokens of a prompt; returns the budget left: 0 while more of it is to come,
+        or while samples wait that will end with it.
+        """
         assert sequence.slot is not None
         start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
         end = min(num_tokens, start + budget_tokens)
@@ -259,7 +261,9 @@ class Scheduler:
                 following_token_id=following_token_id,
             )
         )
-        return budget_tokens - (end - start) if is_last else 0
+        if not is_last or (sequence.sampling.max_tokens == 0 and self._is_next_sibling(sequence)):
+            return 0
+        return budget_tokens - (end - start)
 
     def _sampling_slots(self, draft: _Draft, sequence: Sequence) -> tuple[int, ...]:
         """Who draws from the last token of a prompt: its siblings that find a place do, too."""
@@ -268,8 +272,7 @@ class Scheduler:
         slots = sequence.own_slots
         while (
             self._free_slots
-            and self._waiting
-            and self._waiting[0].is_sibling(sequence)
+            and self._is_next_sibling(sequence)
             and self._blocks.num_free_blocks >= self._num_reserved_blocks
         ):
             sibling = self._waiting.popleft()
@@ -280,6 +283,9 @@ class Scheduler:
             slots += sibling.own_slots
         return slots
 
+    def _is_next_sibling(self, sequence: Sequence) -> bool:
+        return bool(self._waiting) and self._waiting[0].is_sibling(sequence)
+
     def _commit_prompt(self, sequence: Sequence, entry: ScheduledSequence) -> list[Sequence]:
         """After a chunk that gave no token or several; returns who ended without one."""
         for slot in entry.sampling_slots[1:]:
@@ -289,7 +295,7 @@ class Scheduler:
         if entry.sampling_slots or sequence.num_uncomputed_tokens > 0:
             return []
         ended = [sequence]
-        while self._waiting and self._waiting[0].is_sibling(sequence):
+        while self._is_next_sibling(sequence):
             ended.append(self._waiting.popleft())
         for sibling in ended:
             sibling.finish_reason = FinishReason.LENGTH

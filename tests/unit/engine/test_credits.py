@@ -12,10 +12,10 @@ IDLE = LoadView(prefill_tokens_per_s=1000.0)
 
 
 def ledger(
-    max_num_requests: int = 4, ttft_budget_s: float = 1.0, step_budget_tokens: int = 1
+    max_num_places: int = 4, ttft_budget_s: float = 1.0, step_budget_tokens: int = 1
 ) -> CreditLedger:
     return CreditLedger(
-        max_num_requests, ttft_budget_s=ttft_budget_s, step_budget_tokens=step_budget_tokens
+        max_num_places, ttft_budget_s=ttft_budget_s, step_budget_tokens=step_budget_tokens
     )
 
 
@@ -27,7 +27,7 @@ def test_grants_no_more_than_what_waits() -> None:
 
 
 def test_grants_no_more_than_the_engine_holds_and_goes_on_when_a_request_finishes() -> None:
-    credits_ = ledger(max_num_requests=2)
+    credits_ = ledger(max_num_places=2)
     credits_.set_demand(1, 5)
     assert credits_.grants(IDLE) == {1: 2}
     credits_.submitted(1, 10)
@@ -37,8 +37,22 @@ def test_grants_no_more_than_the_engine_holds_and_goes_on_when_a_request_finishe
     assert credits_.grants(IDLE) == {1: 1}
 
 
+def test_a_request_takes_as_many_places_as_it_has_samples() -> None:
+    credits_ = ledger(max_num_places=6)
+    credits_.set_demand(1, 9)
+    assert credits_.grants(IDLE) == {1: 6}
+    credits_.returned(1, 5)
+    credits_.set_demand(1, 1)
+    credits_.submitted(1, 10, num_places=5)
+    credits_.set_demand(1, 9)
+    assert credits_.grants(IDLE) == {1: 1}
+    credits_.finished(1, 2)
+    assert credits_.grants(IDLE) == {1: 2}
+    assert credits_.num_in_flight == 3
+
+
 def test_shares_scarce_credits_fairly_however_much_one_gateway_asks_for() -> None:
-    credits_ = ledger(max_num_requests=6)
+    credits_ = ledger(max_num_places=6)
     credits_.set_demand(1, 100)
     credits_.set_demand(2, 2)
     credits_.set_demand(3, 100)
@@ -46,7 +60,7 @@ def test_shares_scarce_credits_fairly_however_much_one_gateway_asks_for() -> Non
 
 
 def test_the_turn_goes_on_where_it_ended() -> None:
-    credits_ = ledger(max_num_requests=1)
+    credits_ = ledger(max_num_places=1)
     for source in (1, 2, 3):
         credits_.set_demand(source, 10)
     winners: Counter[int] = Counter()
@@ -59,7 +73,7 @@ def test_the_turn_goes_on_where_it_ended() -> None:
 
 
 def test_holds_back_when_prompts_would_not_be_prefilled_within_the_budget() -> None:
-    credits_ = ledger(max_num_requests=100, ttft_budget_s=1.0)
+    credits_ = ledger(max_num_places=100, ttft_budget_s=1.0)
     credits_.set_demand(1, 1)
     credits_.grants(IDLE)
     credits_.submitted(1, 300)  # from here on prompts are expected to have 300 tokens
@@ -72,7 +86,7 @@ def test_holds_back_when_prompts_would_not_be_prefilled_within_the_budget() -> N
 
 
 def test_a_prompt_longer_than_the_whole_budget_still_gets_in_alone() -> None:
-    credits_ = ledger(max_num_requests=100, ttft_budget_s=0.001)
+    credits_ = ledger(max_num_places=100, ttft_budget_s=0.001)
     credits_.set_demand(1, 10)
     assert credits_.grants(IDLE) == {1: 1}
     credits_.submitted(1, 5000)
@@ -82,14 +96,14 @@ def test_a_prompt_longer_than_the_whole_budget_still_gets_in_alone() -> None:
 
 
 def test_as_much_as_one_step_computes_may_wait_however_slow_steps_look() -> None:
-    credits_ = ledger(max_num_requests=100, step_budget_tokens=512)
+    credits_ = ledger(max_num_places=100, step_budget_tokens=512)
     credits_.set_demand(1, 50)
     slow = LoadView(prefill_tokens_per_s=10.0)
     assert credits_.grants(slow) == {1: 4}  # of 128 tokens each
 
 
 def test_prompts_that_are_mostly_cached_weigh_less() -> None:
-    credits_ = ledger(max_num_requests=100, step_budget_tokens=512)
+    credits_ = ledger(max_num_places=100, step_budget_tokens=512)
     load = LoadView(prefill_tokens_per_s=10.0)
     num_cached = 0
     for num_prompts in range(1, 60):
@@ -125,7 +139,7 @@ def test_returning_more_than_one_holds_is_an_error() -> None:
 
 
 def test_returned_credits_go_to_those_who_wait() -> None:
-    credits_ = ledger(max_num_requests=2)
+    credits_ = ledger(max_num_places=2)
     credits_.set_demand(1, 2)
     credits_.grants(IDLE)
     credits_.set_demand(1, 0)
@@ -135,7 +149,7 @@ def test_returned_credits_go_to_those_who_wait() -> None:
 
 
 def test_a_closed_gateway_frees_its_credits_at_once_and_its_requests_when_they_end() -> None:
-    credits_ = ledger(max_num_requests=2)
+    credits_ = ledger(max_num_places=2)
     credits_.set_demand(1, 2)
     credits_.grants(IDLE)
     credits_.submitted(1, 10)
@@ -161,11 +175,11 @@ OPERATIONS = st.tuples(
 )
 
 
-@given(operations=st.lists(OPERATIONS, max_size=80), max_num_requests=st.integers(1, 8))
+@given(operations=st.lists(OPERATIONS, max_size=80), max_num_places=st.integers(1, 8))
 def test_no_order_of_events_overcommits_the_engine_or_loses_a_credit(
-    operations: list[tuple[str, int, int]], max_num_requests: int
+    operations: list[tuple[str, int, int]], max_num_places: int
 ) -> None:
-    credits_ = ledger(max_num_requests)
+    credits_ = ledger(max_num_places)
     held: Counter[int] = Counter()
     in_flight: Counter[int] = Counter()
     num_untaken = 0
@@ -199,4 +213,4 @@ def test_no_order_of_events_overcommits_the_engine_or_loses_a_credit(
         credits_.check_integrity()
         assert credits_.num_granted == held.total()
         assert credits_.num_in_flight == in_flight.total()
-        assert credits_.num_granted + credits_.num_in_flight <= max_num_requests
+        assert credits_.num_granted + credits_.num_in_flight <= max_num_places

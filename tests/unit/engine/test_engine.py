@@ -11,6 +11,7 @@ from tests.unit.engine.fakes import (
     FakeClock,
     RecordingRunner,
     answer_alone,
+    answers_alone,
     collect,
     make_config,
     make_engine,
@@ -187,6 +188,73 @@ def test_a_stop_string_ends_with_stop_and_the_rest_is_overrun(
     [delta] = engine.step().deltas
     assert delta.finish_reason is FinishReason.STOP
     assert delta.usage == Usage(9, 0, completion, overrun)
+
+
+def test_one_sample_can_be_aborted_and_the_others_go_on() -> None:
+    engine = make_engine()
+    engine.add(make_request("a", prompt(9), max_tokens=5, num_samples=3))
+    answers: dict[str, Answer] = {}
+    collect(answers, engine.step().deltas)
+
+    engine.abort("a", num_kept_tokens=1, index=1)
+    engine.abort("a", index=7)
+
+    run_to_end(engine, answers)
+    assert [answers[name].finish_reason for name in ("a", "a#1", "a#2")] == [
+        FinishReason.LENGTH,
+        FinishReason.STOP,
+        FinishReason.LENGTH,
+    ]
+    assert [len(answers[name].token_ids) for name in ("a", "a#1", "a#2")] == [5, 1, 5]
+
+
+def test_an_abort_and_a_timeout_end_all_samples_started_or_not() -> None:
+    clock = FakeClock()
+    engine = make_engine(make_config(max_num_seqs=2), clock=clock)
+    for name in ("aborted", "late"):
+        engine.add(make_request(name, prompt(9), max_tokens=50, num_samples=3, timeout_s=1.0))
+        answers: dict[str, Answer] = {}
+        collect(answers, engine.step().deltas)
+        assert len(answers) == 2
+        if name == "aborted":
+            engine.abort(name)
+        else:
+            clock.now_s = 1.0
+        run_to_end(engine, answers)
+        reason = FinishReason.ABORT if name == "aborted" else FinishReason.TIMEOUT
+        assert [a.finish_reason for a in answers.values()] == [reason] * 3
+        assert [len(a.token_ids) for a in answers.values()] == [1, 1, 0]
+
+
+def test_samples_are_reproduced_whatever_happens_to_them() -> None:
+    request = make_request("a", prompt(10), max_tokens=12, num_samples=5, seed=77)
+    alone = answers_alone(request)
+    assert len({tuple(answer.token_ids) for answer in alone.values()}) == 5
+    assert (
+        alone["a"].token_ids == answer_alone(make_request("a", prompt(10), 12, seed=77)).token_ids
+    )
+    engine = make_engine(make_config(max_num_seqs=4), num_blocks=12)
+    engine.add(make_request("other", prompt(12, first=5), max_tokens=20))
+    engine.add(request)
+
+    answers = run_to_end(engine)
+
+    engine.add(make_request("probe", prompt(2)))
+    assert engine.step().load.num_preemptions > 2
+    for name, answer in alone.items():
+        assert answers[name].token_ids == answer.token_ids
+
+
+def test_a_prompt_alone_is_cached_and_ends_by_length_with_its_usage() -> None:
+    engine = make_engine(make_config(max_num_batched_tokens=8))
+    engine.add(make_request("a", prompt(20), max_tokens=0))
+
+    answer = run_to_end(engine)["a"]
+
+    assert (answer.token_ids, answer.finish_reason) == ([], FinishReason.LENGTH)
+    assert answer.first_usage == answer.usage == Usage(20, cached_tokens=0, completion_tokens=0)
+    engine.add(make_request("again", prompt(20), max_tokens=1))
+    assert run_to_end(engine)["again"].usage == Usage(20, 19, 1)
 
 
 def test_a_request_can_be_aborted_before_it_starts() -> None:

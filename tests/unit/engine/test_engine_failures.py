@@ -23,7 +23,7 @@ from tests.unit.engine.fakes import (
     Answer,
     FakeClock,
     RecordingRunner,
-    answer_alone,
+    answers_alone,
     collect,
     make_config,
     make_engine,
@@ -32,11 +32,13 @@ from tests.unit.engine.fakes import (
     run_to_end,
 )
 
-NUM_BLOCKS = 9
+NUM_BLOCKS = 16
+WINDOWS = (None, 6)
 SHARED = [10, 11, 12, 13, 14, 15, 16, 17]
 PROMPTS = {
     "seed": SHARED,
     "copies": SHARED,
+    "samples": [18, 19, 18, 19, 18],
     "grows": [*SHARED, 20],
     "aborted": [21, 22, 23],
     "other": [24, 25, 26, 27, 28, 29],
@@ -70,7 +72,9 @@ class Tracer:
 
     def __call__(self, frame: FrameType, kind: str, argument: Any) -> "Tracer | None":
         file = frame.f_code.co_filename.rpartition("/")[2]
-        if self.has_raised or file not in self.files or not self.is_inside_an_entry(frame):
+        if self.has_raised or file not in self.files or not self.can_hit(frame, file):
+            return None
+        if not self.is_inside_an_entry(frame):
             return None
         if kind == "line":
             self.counts[file, frame.f_lineno] += 1
@@ -78,6 +82,13 @@ class Tracer:
                 self.has_raised = True
                 raise InjectedError(str(self.target))
         return self
+
+    def can_hit(self, frame: FrameType, file: str) -> bool:
+        """Whether the target is in this function: all others run at full speed."""
+        if self.target is None:
+            return True
+        lines = [line for _, _, line in frame.f_code.co_lines() if line is not None]
+        return file == self.target.file and min(lines) <= self.target.line <= max(lines)
 
     def is_inside_an_entry(self, frame: FrameType | None) -> bool:
         while frame is not None and frame.f_code.co_filename.endswith(self.files):
@@ -97,13 +108,20 @@ class Tracer:
 
 
 def make_small_engine(runner: ModelRunner, clock: FakeClock | None = None) -> Engine:
-    config = make_config(max_num_seqs=3, max_num_batched_tokens=8)
-    return make_engine(config, num_blocks=NUM_BLOCKS, runner=runner, clock=clock)
+    config = make_config(max_num_seqs=5, max_num_batched_tokens=8)
+    return make_engine(config, num_blocks=NUM_BLOCKS, windows=WINDOWS, runner=runner, clock=clock)
 
 
 def request(name: str, suffix: str = "") -> EngineRequest:
-    timeout_s = 5.0 if name == "late" else 60.0
-    return make_request(name + suffix, PROMPTS[name], max_tokens=16, timeout_s=timeout_s)
+    return make_request(
+        name + suffix,
+        PROMPTS[name],
+        max_tokens=16,
+        timeout_s=5.0 if name == "late" else 60.0,
+        num_samples=3 if name == "samples" else 1,
+        num_logprobs=1 if name == "samples" else None,
+        num_prompt_logprobs=1 if name == "other" else None,
+    )
 
 
 def play(engine: Engine, clock: FakeClock, tracer: Tracer | None = None) -> dict[str, Answer]:
@@ -136,12 +154,14 @@ def play(engine: Engine, clock: FakeClock, tracer: Tracer | None = None) -> dict
 
 def check_recovery(engine: Engine, answers: dict[str, Answer]) -> None:
     """Every request ended once, all is free, and the same prompts get their right answers."""
-    assert answers.keys() == PROMPTS.keys()
+    assert answers.keys() == {*PROMPTS, "samples#1", "samples#2"}
     for name, answer in answers.items():
         assert answer.finish_reason is not None
         assert answer.usage is not None
         assert answer.usage.completion_tokens == len(answer.token_ids)
-        assert answer.token_ids == right_answer(name)[: len(answer.token_ids)]
+        right = right_answers(name.partition("#")[0])[name]
+        assert answer.token_ids == right.token_ids[: len(answer.token_ids)]
+        assert answer.logprobs == right.logprobs[: len(answer.logprobs)]
         assert (answer.error is None) == (answer.finish_reason is not FinishReason.ERROR)
     load = engine.step().load
     assert (load.num_running, load.num_waiting) == (0, 0)
@@ -150,18 +170,18 @@ def check_recovery(engine: Engine, answers: dict[str, Answer]) -> None:
         engine.add(request(name, suffix="-again"))
     again = run_to_end(engine)
     for name in PROMPTS:
-        assert again[f"{name}-again"].token_ids == right_answer(name)
+        assert again[f"{name}-again"].token_ids == right_answers(name)[name].token_ids
     assert engine.step().load.num_free_blocks == NUM_BLOCKS
 
 
 @cache
-def right_answer(name: str) -> list[int]:
-    return answer_alone(request(name)).token_ids
+def right_answers(name: str) -> dict[str, Answer]:
+    return answers_alone(request(name))
 
 
 def test_without_a_failure_the_scenario_visits_what_can_fail() -> None:
     clock = FakeClock()
-    runner = RecordingRunner(make_runner(NUM_BLOCKS))
+    runner = RecordingRunner(make_runner(NUM_BLOCKS, WINDOWS))
     engine = make_small_engine(runner, clock)
 
     answers = play(engine, clock)
@@ -173,6 +193,7 @@ def test_without_a_failure_the_scenario_visits_what_can_fail() -> None:
     assert engine.step().load.num_preemptions > 0
     assert any(plan.block_copies for plan in runner.plans)
     assert any(plan.freed_block_ids for plan in runner.plans)
+    assert any(len(e.sampling_slots) > 1 for plan in runner.plans for e in plan.scheduled)
     check_recovery(engine, answers)
 
 
@@ -185,17 +206,18 @@ def quiet_log() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet_log")
-def test_a_failure_at_any_line_of_planning_committing_or_aborting_leaves_all_free() -> None:
+def test_a_failure_anywhere_in_planning_committing_or_aborting_leaves_all_free() -> None:
     clock = FakeClock()
     census = Tracer()
-    play(make_small_engine(make_runner(NUM_BLOCKS), clock), clock, census)
-    assert len(census.counts) > 120
+    play(make_small_engine(make_runner(NUM_BLOCKS, WINDOWS), clock), clock, census)
+    places = sorted(census.counts.items())[::3]  # most statements have three lines or a neighbour
+    assert len(places) > 120
 
-    for place, count in census.counts.items():
+    for place, count in places:
         # Halfway, when most is going on.
         point = Point(*place, nth=(count + 1) // 2)
         clock, tracer = FakeClock(), Tracer(point)
-        engine = make_small_engine(make_runner(NUM_BLOCKS), clock)
+        engine = make_small_engine(make_runner(NUM_BLOCKS, WINDOWS), clock)
         answers = play(engine, clock, tracer)
         assert tracer.has_raised, point
         assert any(a.finish_reason is FinishReason.ERROR for a in answers.values()), point
@@ -262,7 +284,7 @@ def test_a_failing_runner_at_any_step_leaves_all_free(
     num_good_steps: int, fail: Callable[[ModelRunner, StepPlan], StepResult]
 ) -> None:
     clock = FakeClock()
-    runner = FailingRunner(make_runner(NUM_BLOCKS), num_good_steps, fail)
+    runner = FailingRunner(make_runner(NUM_BLOCKS, WINDOWS), num_good_steps, fail)
     engine = make_small_engine(runner, clock)
 
     answers = play(engine, clock)
@@ -272,7 +294,7 @@ def test_a_failing_runner_at_any_step_leaves_all_free(
 
 
 def test_a_failed_step_caches_nothing_and_older_steps_stay_cached() -> None:
-    runner = FailingRunner(make_runner(NUM_BLOCKS), num_good_steps=1, fail=fail_after)
+    runner = FailingRunner(make_runner(NUM_BLOCKS, WINDOWS), num_good_steps=1, fail=fail_after)
     engine = make_small_engine(runner)
     engine.add(make_request("kept", PROMPTS["other"], max_tokens=1))
     run_to_end(engine)
@@ -292,7 +314,7 @@ def test_a_failed_step_caches_nothing_and_older_steps_stay_cached() -> None:
 def test_the_client_reads_no_internals_and_the_log_names_the_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = make_small_engine(FailingRunner(make_runner(NUM_BLOCKS), 0, fail_before))
+    engine = make_small_engine(FailingRunner(make_runner(NUM_BLOCKS, WINDOWS), 0, fail_before))
     engine.add(make_request("req-1", SHARED))
     engine.add(make_request("req-2", SHARED))
 

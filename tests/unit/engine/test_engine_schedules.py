@@ -1,4 +1,8 @@
-"""Random schedules of add, step and abort: blocks stay whole, answers are those got alone."""
+"""Random schedules of add, step and abort: blocks stay whole, answers are those got alone.
+
+With several samples, sliding windows and log probabilities, with and without the prefix cache. The
+runner raises where a block is read that was freed, or written that others hold.
+"""
 
 from dataclasses import dataclass
 
@@ -8,14 +12,14 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.messages import EngineRequest, FinishReason
 from tests.unit.engine.fakes import (
-    BLOCK_SIZE,
     Answer,
-    answer_alone,
+    answers_alone,
     collect,
     make_config,
     make_engine,
     make_request,
     run_to_end,
+    sample_name,
 )
 
 MAX_MODEL_LEN = 40
@@ -29,6 +33,9 @@ class Add:
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     seed: int
+    num_samples: int
+    num_logprobs: int | None
+    num_prompt_logprobs: int | None
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Abort:
-    index: int
+    number: int
     num_kept: int | None
+    index: int | None
 
 
 ADDS = st.builds(
@@ -47,16 +55,27 @@ ADDS = st.builds(
     prefix=st.integers(0, 1),
     num_shared=st.integers(0, 24) | st.sampled_from([16, 20]),
     tail=st.lists(st.integers(3, 5), max_size=5),
-    max_tokens=st.integers(1, 20) | st.just(20),
+    max_tokens=st.integers(0, 20) | st.just(20),
     stop_token_ids=st.sampled_from([(), (), (11, 12, 13)]),
     seed=st.integers(0, 2),
+    num_samples=st.just(1) | st.integers(1, 5),
+    num_logprobs=st.none() | st.integers(0, 2),
+    num_prompt_logprobs=st.none() | st.none() | st.integers(0, 2),
+)
+WINDOWS = st.sampled_from(
+    [(None,), (None, None), (None, 5, 5), (None, 2, 8), (9,), (4, 11), (None, 100)]
 )
 OPERATIONS = st.lists(
     st.one_of(
         ADDS,
         ADDS,
         st.builds(Step, st.integers(1, 6)),
-        st.builds(Abort, st.integers(0, 15), st.none() | st.integers(0, 5)),
+        st.builds(
+            Abort,
+            st.integers(0, 15),
+            st.none() | st.integers(0, 5),
+            st.none() | st.integers(0, 3),
+        ),
     ),
     min_size=12,
     max_size=40,
@@ -78,15 +97,23 @@ def to_request(index: int, add: Add) -> EngineRequest:
         add.max_tokens,
         stop_token_ids=add.stop_token_ids,
         seed=add.seed,
+        num_samples=add.num_samples,
+        num_logprobs=add.num_logprobs,
+        num_prompt_logprobs=add.num_prompt_logprobs,
     )
 
 
-@settings(max_examples=200, deadline=None)
-@given(config=CONFIGS, num_blocks=st.integers(2, 20), operations=OPERATIONS)
+@settings(max_examples=150, deadline=None)
+@given(config=CONFIGS, num_blocks=st.integers(2, 30), windows=WINDOWS, operations=OPERATIONS)
 def test_any_schedule_keeps_blocks_whole_and_answers_as_if_alone(
-    config: EngineConfig, num_blocks: int, operations: list[Add | Step | Abort]
+    config: EngineConfig,
+    num_blocks: int,
+    windows: tuple[int | None, ...],
+    operations: list[Add | Step | Abort],
 ) -> None:
-    engine = make_engine(config, num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN)
+    engine = make_engine(
+        config, num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, windows=windows
+    )
     requests: list[EngineRequest] = []
     answers: dict[str, Answer] = {}
     for operation in operations:
@@ -99,39 +126,54 @@ def test_any_schedule_keeps_blocks_whole_and_answers_as_if_alone(
                     collect(answers, engine.step().deltas)
                     engine.check_integrity()
             case Abort():
-                engine.abort(f"r{operation.index}", operation.num_kept)
+                engine.abort(f"r{operation.number}", operation.num_kept, operation.index)
         engine.check_integrity()
     run_to_end(engine, answers)
 
+    assert engine.num_failed_steps == 0
     load = engine.step().load
     assert load.num_free_blocks == num_blocks
-    assert answers.keys() == {request.request_id for request in requests}
-    capacity = min(MAX_MODEL_LEN, num_blocks * BLOCK_SIZE)
-    for request in requests:
-        check_answer(request, answers[request.request_id], capacity)
+    capacity = engine.max_request_tokens
+    check_answers(requests, answers, capacity)
     event(f"preemptions: {min(load.num_preemptions, 3)}")
     event(f"prefix hits: {load.num_cached_prompt_tokens > 0}")
 
 
-def check_answer(request: EngineRequest, answer: Answer, capacity: int) -> None:
-    num_prompt_tokens = len(request.token_ids)
+def check_answers(requests: list[EngineRequest], answers: dict[str, Answer], capacity: int) -> None:
+    expected_names: set[str] = set()
+    for request in requests:
+        num_prompt_tokens = len(request.token_ids)
+        names = [sample_name(request.request_id, i) for i in range(request.num_samples)]
+        if not 0 < num_prompt_tokens <= capacity - min(1, request.sampling.max_tokens):
+            refusal = answers[request.request_id]
+            assert refusal.finish_reason is FinishReason.ERROR
+            assert refusal.token_ids == []
+            expected_names.add(request.request_id)
+            continue
+        expected_names |= set(names)
+        alone = answers_alone(request, max_model_len=capacity)
+        for name in names:
+            check_answer(request, answers[name], alone[name])
+    assert answers.keys() == expected_names
+
+
+def check_answer(request: EngineRequest, answer: Answer, alone: Answer) -> None:
+    assert answer.error is None
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == num_prompt_tokens
+    assert answer.usage.prompt_tokens == len(request.token_ids)
+    assert answer.usage.cached_tokens < len(request.token_ids)
     num_counted = answer.usage.completion_tokens + answer.usage.overrun_tokens
     assert num_counted == len(answer.token_ids)
-    if not 0 < num_prompt_tokens < capacity:
-        assert answer.finish_reason is FinishReason.ERROR
-        assert answer.token_ids == []
-        return
-    assert answer.usage.cached_tokens < num_prompt_tokens
-    alone = answer_alone(request, max_model_len=capacity)
-    assert answer.error is None
-    if answer.finish_reason is FinishReason.ABORT or answer.usage.overrun_tokens:
-        assert answer.token_ids == alone.token_ids[: len(answer.token_ids)]
-    elif answer.finish_reason is FinishReason.LENGTH:
+    assert answer.token_ids == alone.token_ids[: len(answer.token_ids)]
+    assert answer.logprobs == alone.logprobs[: len(answer.logprobs)]
+    if request.sampling.num_logprobs is not None:
+        assert len(answer.logprobs) == len(answer.token_ids)
+    if answer.token_ids:
+        assert answer.prompt_logprobs == alone.prompt_logprobs
+    if answer.finish_reason is FinishReason.LENGTH:
         assert answer.token_ids == alone.token_ids
+        assert answer.prompt_logprobs == alone.prompt_logprobs
         assert alone.finish_reason is FinishReason.LENGTH
-    else:
+    elif answer.finish_reason is not FinishReason.ABORT:
         # Ended by a stop token, or by a stop string that the last token completed.
         assert answer.finish_reason is FinishReason.STOP
-        assert answer.token_ids == alone.token_ids[: len(answer.token_ids)]

@@ -1,8 +1,13 @@
-"""The prefix cache: longest match, eviction, events of every eighth block, rollback."""
+"""The prefix cache: longest match, sliding windows, eviction, events of every eighth block,
+rollback."""
+
+import pytest
 
 from cache_tiers.keys import BlockKey
 from engine.messages import KEY_STRIDE, CacheEvents
 from engine.prefix_cache import PrefixCache
+from engine.step import NO_BLOCK
+from tests.unit.engine.fakes import BLOCK_SIZE, make_geometry
 
 
 def make_keys(num_keys: int) -> list[BlockKey]:
@@ -11,40 +16,50 @@ def make_keys(num_keys: int) -> list[BlockKey]:
 
 def insert_chain(cache: PrefixCache, keys: list[BlockKey]) -> None:
     for index, key in enumerate(keys):
-        assert cache.insert(key, block_id=index, chain_len=index + 1)
+        assert cache.insert(key, 0, block_id=index, chain_len=index + 1)
     cache.commit()
 
 
+def make_cache(windows: tuple[int | None, ...] = (None,)) -> PrefixCache:
+    return PrefixCache(make_geometry(windows))
+
+
+def match(cache: PrefixCache, keys: list[BlockKey]) -> list[int]:
+    """Of one group, for a sequence that goes on behind ``keys``."""
+    [table] = cache.match(keys, len(keys) * BLOCK_SIZE + 1)
+    return table
+
+
 def test_the_longest_prefix_is_matched() -> None:
-    cache, keys = PrefixCache(), make_keys(4)
+    cache, keys = make_cache(), make_keys(4)
     insert_chain(cache, keys[:3])
 
-    assert cache.match(keys) == [0, 1, 2]
-    assert cache.match([keys[0], keys[3], keys[2]]) == [0]
-    assert cache.match([keys[3]]) == []
-    assert cache.match([]) == []
+    assert match(cache, keys) == [0, 1, 2]
+    assert match(cache, [keys[0], keys[3], keys[2]]) == [0]
+    assert match(cache, [keys[3]]) == []
+    assert match(cache, []) == []
 
 
 def test_an_evicted_block_hides_the_blocks_after_it() -> None:
-    cache, keys = PrefixCache(), make_keys(3)
+    cache, keys = make_cache(), make_keys(3)
     insert_chain(cache, keys)
 
     cache.evict(1)
 
-    assert cache.match(keys) == [0]
+    assert match(cache, keys) == [0]
     cache.check_integrity()
 
 
 def test_a_key_keeps_its_first_block() -> None:
-    cache, keys = PrefixCache(), make_keys(1)
+    cache, keys = make_cache(), make_keys(1)
     insert_chain(cache, keys)
 
-    assert not cache.insert(keys[0], block_id=9, chain_len=1)
-    assert cache.match(keys) == [0]
+    assert not cache.insert(keys[0], 0, block_id=9, chain_len=1)
+    assert match(cache, keys) == [0]
 
 
 def test_events_name_every_eighth_block_and_count_up() -> None:
-    cache, keys = PrefixCache(), make_keys(20)
+    cache, keys = make_cache(), make_keys(20)
     assert cache.take_events() is None
 
     insert_chain(cache, keys)
@@ -60,27 +75,104 @@ def test_events_name_every_eighth_block_and_count_up() -> None:
 
 
 def test_events_say_how_things_stand_not_how_they_came_about() -> None:
-    cache, keys = PrefixCache(), make_keys(KEY_STRIDE)
+    cache, keys = make_cache(), make_keys(KEY_STRIDE)
     last = keys[-1]
     insert_chain(cache, keys)
     cache.evict(KEY_STRIDE - 1)
     assert cache.take_events() == CacheEvents(1, stored=[], evicted=[last])
 
-    cache.insert(last, block_id=30, chain_len=KEY_STRIDE)
+    cache.insert(last, 0, block_id=30, chain_len=KEY_STRIDE)
     cache.evict(30)
-    cache.insert(last, block_id=31, chain_len=KEY_STRIDE)
+    cache.insert(last, 0, block_id=31, chain_len=KEY_STRIDE)
     assert cache.take_events() == CacheEvents(2, stored=[last], evicted=[])
 
 
 def test_a_rollback_forgets_only_what_is_not_committed() -> None:
-    cache, keys = PrefixCache(), make_keys(KEY_STRIDE)
+    cache, keys = make_cache(), make_keys(KEY_STRIDE)
     insert_chain(cache, keys[:2])
     for index in range(2, KEY_STRIDE):
-        cache.insert(keys[index], block_id=index, chain_len=index + 1)
+        cache.insert(keys[index], 0, block_id=index, chain_len=index + 1)
 
     cache.rollback()
 
     cache.check_integrity()
-    assert cache.match(keys) == [0, 1]
+    assert match(cache, keys) == [0, 1]
     assert set(cache.block_ids) == {0, 1}
     assert cache.take_events() == CacheEvents(1, stored=[], evicted=[keys[-1]])
+
+
+WINDOW = 6
+"""Behind block k of 4 tokens, the next token sees blocks k - 2 and k - 1; 5 tokens before it."""
+
+
+def fill(cache: PrefixCache, keys: list[BlockKey], sliding: set[int], num_full: int = 8) -> None:
+    """Block ``i`` of the full group and ``100 + i`` of the sliding one, where it has them."""
+    for index, key in enumerate(keys[:num_full]):
+        cache.insert(key, 0, index, index + 1)
+    for index in sliding:
+        cache.insert(keys[index], 1, 100 + index, index + 1)
+    cache.commit()
+
+
+@pytest.mark.parametrize(
+    ("sliding", "num_hit"),
+    [
+        ({0, 1, 2, 3, 4, 5, 6, 7}, 8),
+        ({6, 7}, 8),  # what the window has passed is not missed
+        ({7}, 0),
+        ({5, 7}, 0),
+        ({2, 3, 7}, 4),  # the longest prefix from which the window reaches back
+        ({0}, 1),
+        (set(), 0),
+    ],
+)
+def test_a_prefix_needs_only_the_window_before_its_end(sliding: set[int], num_hit: int) -> None:
+    cache, keys = make_cache((None, WINDOW)), make_keys(8)
+    fill(cache, keys, sliding)
+
+    full, window = cache.match(keys, 8 * BLOCK_SIZE + 1)
+
+    assert full == list(range(num_hit))
+    num_passed = max(0, num_hit - 2)
+    assert window == [NO_BLOCK] * num_passed + [100 + i for i in range(num_passed, num_hit)]
+
+
+def test_a_prefix_that_a_full_group_lacks_is_none() -> None:
+    cache, keys = make_cache((None, WINDOW)), make_keys(8)
+    fill(cache, keys, {2, 3, 6, 7}, num_full=5)
+
+    assert len(cache.match(keys, 8 * BLOCK_SIZE + 1)[0]) == 4
+
+
+def test_a_whole_prompt_needs_the_window_of_its_last_token() -> None:
+    # Window 5: the token behind the 8th block sees block 7 alone, the last one in it block 6, too.
+    cache, keys = make_cache((None, 5)), make_keys(8)
+    fill(cache, keys, {7})
+
+    assert len(cache.match(keys, 8 * BLOCK_SIZE + 1)[0]) == 8
+    assert len(cache.match(keys, 8 * BLOCK_SIZE)[0]) == 0
+
+
+def test_events_follow_the_blocks_of_full_groups() -> None:
+    cache, keys = make_cache((None, WINDOW, None)), make_keys(KEY_STRIDE)
+    last = keys[-1]
+    cache.insert(last, 0, 1, KEY_STRIDE)
+    cache.insert(last, 1, 2, KEY_STRIDE)
+    assert cache.take_events() is None
+    cache.insert(last, 2, 3, KEY_STRIDE)
+    assert cache.take_events() == CacheEvents(1, stored=[last], evicted=[])
+
+    cache.evict(2)
+    assert cache.take_events() is None
+    cache.evict(1)
+    assert cache.take_events() == CacheEvents(2, stored=[], evicted=[last])
+    cache.evict(3)
+    assert cache.take_events() is None
+
+
+def test_without_full_groups_events_follow_all_groups() -> None:
+    cache, keys = make_cache((WINDOW, WINDOW)), make_keys(KEY_STRIDE)
+    cache.insert(keys[-1], 0, 1, KEY_STRIDE)
+    assert cache.take_events() is None
+    cache.insert(keys[-1], 1, 2, KEY_STRIDE)
+    assert cache.take_events() == CacheEvents(1, stored=[keys[-1]], evicted=[])

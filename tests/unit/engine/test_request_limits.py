@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from engine.errors import RequestError
-from engine.request_limits import RequestLimits
+from engine.request_limits import MAX_NUM_SAMPLES, RequestLimits, num_places
 from tests.unit.engine.fakes import BLOCK_SIZE, make_request
 
 LIMITS = RequestLimits(max_len=32, block_size_tokens=BLOCK_SIZE, vocab_size=50)
@@ -23,6 +23,44 @@ def test_a_token_that_the_model_lacks_is_named(token_id: int, words: str) -> Non
     request.token_ids[1] = token_id
     with pytest.raises(RequestError, match=words):
         LIMITS.check(request)
+
+
+@pytest.mark.parametrize("num_samples", [1, MAX_NUM_SAMPLES])
+def test_samples_within_the_limit_are_taken(num_samples: int) -> None:
+    request = make_request("a", [1, 2, 3], num_samples=num_samples)
+    LIMITS.check(request)
+    assert num_places(request) == num_samples
+
+
+@pytest.mark.parametrize(("num_samples", "places"), [(0, 1), (-1, 1), (129, 128), (2**62, 128)])
+def test_other_numbers_of_samples_are_refused(num_samples: int, places: int) -> None:
+    request = make_request("a", [1, 2, 3], num_samples=num_samples)
+    with pytest.raises(RequestError, match="between 1 and 128"):
+        LIMITS.check(request)
+    assert num_places(request) == places
+
+
+def test_a_prompt_may_fill_the_context_if_nothing_follows() -> None:
+    LIMITS.check(make_request("a", [1] * 32, max_tokens=0))
+    with pytest.raises(RequestError, match="at most 31"):
+        LIMITS.check(make_request("a", [1] * 32, max_tokens=1))
+
+
+def test_every_option_at_its_limit_is_taken() -> None:
+    request = make_request("a", [1, 2, 3], max_tokens=4)
+    sampling = msgspec.structs.replace(
+        request.sampling,
+        top_k=2**40,
+        min_p=1.0,
+        repetition_penalty=0.01,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        logit_bias=((0, -100.0), (49, 100.0)),
+        min_tokens=4,
+        num_logprobs=50,
+        num_prompt_logprobs=0,
+    )
+    LIMITS.check(msgspec.structs.replace(request, sampling=sampling))
 
 
 @pytest.mark.parametrize(

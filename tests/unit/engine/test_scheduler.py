@@ -4,54 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.block_manager import BlockManager
-from engine.config import EngineConfig
 from engine.errors import RunnerError
 from engine.messages import FinishReason
-from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step import SampledToken, StepPlan, StepResult, TableUpdate
-from tests.unit.engine.fakes import BLOCK_SIZE, make_config, make_geometry, make_request
-
-TOKEN = 7
-
-
-class Harness:
-    """A scheduler whose runner always answers ``TOKEN``."""
-
-    def __init__(
-        self,
-        config: EngineConfig | None = None,
-        num_blocks: int = 64,
-        windows: tuple[int | None, ...] = (None,),
-    ) -> None:
-        config = config or make_config()
-        self.blocks = BlockManager(
-            num_blocks, make_geometry(windows), prefix_caching=config.prefix_caching
-        )
-        self.scheduler = Scheduler(config, self.blocks)
-
-    def add(self, name: str, token_ids: list[int], max_tokens: int = 100) -> Sequence:
-        request = make_request(name, token_ids, max_tokens)
-        sequence = Sequence(request, deadline_s=1e9, max_len=len(token_ids) + max_tokens)
-        self.scheduler.add([sequence])
-        return sequence
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.plan()
-        assert plan is not None
-        self.scheduler.commit(plan, answer(plan))
-        self.scheduler.check_integrity()
-        return plan
-
-
-def answer(plan: StepPlan) -> StepResult:
-    sampled = [SampledToken(slot, TOKEN) for e in plan.scheduled for slot in e.sampling_slots]
-    return StepResult(plan.step_id, tuple(sampled))
-
-
-def prompt(start: int, num_tokens: int) -> list[int]:
-    return list(range(1000 * start, 1000 * start + num_tokens))
+from tests.unit.engine.fakes import BLOCK_SIZE, make_config
+from tests.unit.engine.scheduler_harness import Harness, answer, prompt
 
 
 def num_tokens_of(plan: StepPlan, sequence: Sequence) -> int:

@@ -133,6 +133,46 @@ def test_counts_what_finished_for_the_credits(bench: Bench) -> None:
     assert [(f.source, f.num_finished) for f in bench.turn().frames] == [(1, 1)]
 
 
+def submit_samples(request_id: str, num_samples: int, prompt: list[int]) -> Submit:
+    sampling = SamplingParams(max_tokens=2, temperature=0)
+    return Submit(EngineRequest(request_id, prompt, b"", [], sampling, 60, num_samples))
+
+
+def test_every_sample_counts_and_the_request_is_known_until_its_last_one_ended(
+    bench: Bench,
+) -> None:
+    bench.say(1, submit_samples("a", 3, [1, 2]))
+    assert bench.turn().frames[0].num_finished == 0
+    bench.say(1, Abort("a", index=1))
+    bench.say(2, submit_samples("a", 2, [1, 2]))
+
+    report = bench.turn()
+
+    assert {f.source: f.num_finished for f in report.frames} == {1: 3, 2: 2}
+    reasons = [(d.index, d.finish_reason) for d in deltas_of(report)[1]]
+    assert reasons == [
+        (1, FinishReason.ABORT),
+        (0, FinishReason.LENGTH),
+        (2, FinishReason.LENGTH),
+    ]
+    [refusal] = deltas_of(report)[2]
+    assert refusal.is_refused
+    bench.say(2, submit_samples("a", 1, [1, 2]))
+    assert deltas_of(bench.turn())[2][0].finish_reason is None
+
+
+@pytest.mark.parametrize(("num_samples", "num_finished"), [(4, 4), (0, 1), (-7, 1), (10**9, 128)])
+def test_a_refused_request_frees_all_its_places_with_one_delta(
+    bench: Bench, num_samples: int, num_finished: int
+) -> None:
+    bench.say(1, submit_samples("a", num_samples, []))
+    report = bench.turn()
+    [delta] = deltas_of(report)[1]
+    assert (delta.finish_reason, delta.is_refused) == (FinishReason.ERROR, True)
+    assert report.frames[0].num_finished == num_finished
+    assert not bench.engine.has_work
+
+
 def test_a_request_of_another_gateway_can_be_neither_aborted_nor_taken_over(bench: Bench) -> None:
     bench.say(1, submit("mine"))
     bench.turn()
