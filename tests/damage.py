@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-_TELLING_NUMBERS = (0, 1, 2, 3, 7, 31, 255, 2**16, 2**31 - 1, 2**32 - 1, 2**60, 2**63, 2**64 - 1)
+TELLING_NUMBERS = (0, 1, 2, 3, 7, 31, 255, 2**16, 2**31 - 1, 2**32 - 1, 2**60, 2**63, 2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def damages(num_bytes: int) -> st.SearchStrategy[Damage]:
     """
     numbers = st.builds(
         lambda number, width: (number % 2 ** (8 * width)).to_bytes(width, "little"),
-        st.sampled_from(_TELLING_NUMBERS),
+        st.sampled_from(TELLING_NUMBERS),
         st.sampled_from((4, 8)),
     )
     contents = st.one_of(st.binary(min_size=1, max_size=8), numbers)
