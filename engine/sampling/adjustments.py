@@ -160,13 +160,13 @@ class BatchAdjustments:
             is_masking=any(slot.is_masking for _, slot in entries),
         )
 
-    def applied_to(self, scores: Tensor) -> Tensor:
-        """A changed copy of ``scores`` [num_rows, vocab_size] in float32.
+    def applied_to(self, scores: Tensor, *, is_in_place: bool = False) -> Tensor:
+        """``scores`` [num_rows, vocab_size] in float32, or a copy of them, changed.
 
         A row where nothing would be left keeps its scores: the request asked for the impossible
         (every token masked), and an answer is better than none.
         """
-        changed = scores.clone(memory_format=torch.contiguous_format)
+        changed = scores if is_in_place else scores.clone(memory_format=torch.contiguous_format)
         flat = changed.view(-1)
         raw = flat.index_select(0, self.keys)
         adjusted = raw + self.terms[_BIAS]

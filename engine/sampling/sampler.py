@@ -149,7 +149,10 @@ class Sampler:
             exact = for_samples(rescore, rows, len(logits)) if rescore and is_coarse else None
             tokens = pick_greedily(raw, adjustments, exact)
         else:
-            scores = raw if adjustments is None else adjustments.applied_to(raw)
+            is_copy = logits.dtype is not torch.float32
+            scores = (
+                raw if adjustments is None else adjustments.applied_to(raw, is_in_place=is_copy)
+            )
             draw = draw_filtered if way is _Way.FILTERED else draw_unfiltered
             tokens = draw(scores, self._draw_params(slots, positions, logits.device))
         return tokens.masked_fill(is_bad, -1)
