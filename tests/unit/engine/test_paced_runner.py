@@ -1,12 +1,21 @@
 """The paced runner: profiled time, deterministic tokens and KV, planning faults caught."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.config import PacedConfig
 from engine.errors import EngineConfigError, KvMismatchError
 from engine.messages import SamplingParams
 from engine.paced_runner import PacedRunner
-from engine.step import Admission, BlockCopy, ScheduledSequence, StepPlan
+from engine.step import (
+    NO_BLOCK,
+    Admission,
+    BlockCopy,
+    ScheduledSequence,
+    StepPlan,
+    TableUpdate,
+)
 from tests.unit.engine.fakes import EOS, VOCAB_SIZE, FakeClock, make_runner
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -181,3 +190,80 @@ def test_an_admission_forgets_what_the_slot_held() -> None:
     runner = started()
     run(runner, plan(prefill(0, (1,)), admissions=(admission(0, (0,)),)))
     run(runner, plan(prefill(1, (2,)), admissions=(admission(1, (1,)),)))
+
+
+def fork(slots: tuple[int, ...], token_ids: tuple[int, ...], start: int = 0) -> ScheduledSequence:
+    return ScheduledSequence(slots[0], start, token_ids, False, sampling_slots=slots)
+
+
+def test_samples_part_where_they_draw_and_copy_before_they_write() -> None:
+    tokens = tuple(range(10, 16))
+    seeds = {slot: SamplingParams(8, seed=slot) for slot in range(3)}
+    expected = [first_token(tokens, seeds[slot]) for slot in range(3)]
+    runner = make_runner(8)
+    step = plan(
+        fork((0, 1, 2), tokens),
+        admissions=tuple(admission(slot, (0, 1), seeds[slot]) for slot in range(3)),
+    )
+    assert run(runner, step) == expected
+
+    # Two copy the shared tail, the last one writes in place.
+    entries = [
+        replace(decode(slot, 6), table_updates=(TableUpdate(0, 1, (block_id,)),))
+        for slot, block_id in ((0, 2), (1, 3))
+    ]
+    copied = plan(*entries, decode(2, 6), block_copies=(BlockCopy(1, 2), BlockCopy(1, 3)))
+    after = run(runner, copied)
+
+    for slot in range(3):
+        alone = make_runner(4)
+        run(alone, plan(prefill(0, tokens), admissions=(admission(0, (0, 1), seeds[slot]),)))
+        assert run(alone, plan(decode(0, 6))) == [after[slot]]
+
+
+def test_a_shared_block_that_is_not_copied_is_caught() -> None:
+    runner = make_runner(8)
+    admissions = (admission(0, (0, 1)), admission(1, (0, 1)))
+    run(runner, plan(fork((0, 1), tuple(range(10, 16))), admissions=admissions))
+    with pytest.raises(KvMismatchError, match="while others hold it"):
+        run(runner, plan(decode(0, 6)))
+
+
+def windowed(num_tokens: int) -> PacedRunner:
+    """Slot 0 has computed so many tokens, in blocks 0 … 3 and, behind a window of 5, 4 … 7."""
+    runner = make_runner(8, windows=(None, 5))
+    tables = Admission(0, GREEDY, ((0, 1, 2, 3), (4, 5, 6, 7)), num_prompt_tokens=0)
+    run(runner, plan(prefill(0, tuple(range(10, 10 + num_tokens))), admissions=(tables,)))
+    return runner
+
+
+def test_blocks_behind_a_window_can_be_freed_once_it_passed() -> None:
+    [expected] = run(windowed(8), plan(decode(0, 8)))
+    passed = replace(decode(0, 8), table_updates=(TableUpdate(1, 0, (NO_BLOCK,)),))
+    assert run(windowed(8), plan(passed, freed_block_ids=(4,))) == [expected]
+
+    with pytest.raises(KvMismatchError, match="read behind its window"):
+        run(windowed(7), plan(replace(passed, start=7), freed_block_ids=(4,)))
+
+
+def test_log_probabilities_depend_on_the_tokens_alone() -> None:
+    tokens = tuple(range(10, 16))
+    asks = SamplingParams(8, temperature=0.0, num_logprobs=2, num_prompt_logprobs=1)
+    whole = make_runner(8).execute(
+        plan(prefill(0, tokens), admissions=(admission(0, (0, 1), asks),))
+    )
+    runner = make_runner(8)
+    chunk = ScheduledSequence(0, 0, tokens[:2], False, following_token_id=tokens[2])
+    first = runner.execute(plan(chunk, admissions=(admission(0, (0, 1), asks),)))
+    second = runner.execute(plan(prefill(0, tokens[2:], start=2)))
+
+    assert second.sampled == whole.sampled
+    chunks = [*first.prompt_logprobs, *second.prompt_logprobs]
+    assert [len(chunk.logprobs) for chunk in chunks] == [2, 3]
+    [all_] = whole.prompt_logprobs
+    assert tuple(entry for chunk in chunks for entry in chunk.logprobs) == all_.logprobs
+    assert [entry.top_ids for entry in all_.logprobs] == [[token] for token in tokens[1:]]
+    [drawn] = [sampled.logprobs for sampled in whole.sampled]
+    assert drawn is not None
+    assert len(drawn.top_ids) == 2
+    assert 0 > drawn.logprob == drawn.top_logprobs[0] > drawn.top_logprobs[1]
