@@ -6,6 +6,7 @@ Rendering follows transformers' ``apply_chat_template``. Must not know tokens.
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jinja2 import Template, nodes
@@ -38,12 +39,17 @@ class ChatTemplate:
         self._template: Template | None = None
         self._fault = ""
         self.takes_tools = False
+        self.is_slow = False
+        """A rendering took longer than its messages explain: not for the event loop any more."""
         try:
             names = self._sandbox.parse(source).find_all(nodes.Name)
             self.takes_tools = any(name.name == "tools" for name in names)
             self._template = self._sandbox.from_string(source)
         except Exception as error:  # whatever a parser and a compiler make of nonsense
             self._fault = _reason_of(error)
+            return
+        with suppress(InvalidRequestError):  # it may well refuse this conversation
+            self.render([{"role": "user", "content": "Hi"}])
 
     def render(
         self,
@@ -74,15 +80,22 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **self._special,
         }
+        rendered = self._run(self._template, given)
+        return _cut_at_mark(rendered, messages[-1]) if continue_final_message else rendered
+
+    def _run(self, template: Template, given: Mapping[str, Any]) -> str:
+        budget = None
         try:
-            with self._sandbox.limits(given, limit_s=self._time_limit_s):
-                rendered = self._template.render(given)
+            with self._sandbox.limits(given, limit_s=self._time_limit_s) as budget:
+                return template.render(given)
         except Exception as error:  # the sandbox runs nothing but the template on these messages
             raise InvalidRequestError(
                 f"The model's chat template refuses these messages: {_reason_of(error)}",
                 param="messages",
             ) from error
-        return _cut_at_mark(rendered, messages[-1]) if continue_final_message else rendered
+        finally:
+            if budget is not None and budget.used_s > budget.expected_s:
+                self.is_slow = True
 
 
 def _with_mark(message: Message) -> Message:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
+from app.give_way import give_way
 from app.segment_cache import SegmentCache, TokenIds, segment_key
 
 
@@ -59,7 +60,17 @@ class SegmentEncoder:
 def _tokenize(tokenizer: Tokenizer, pieces: list[str]) -> list[TokenIds]:
     # The batch call frees the interpreter lock while it works; the single one does not.
     encodings = tokenizer.encode_batch_fast(pieces, add_special_tokens=False) if pieces else []
-    return [array("I", encoding.ids) for encoding in encodings]
+    encodings.reverse()
+    encoded: list[TokenIds] = []
+    while encodings:
+        encoding = encodings.pop()
+        token_ids = encoding.ids
+        give_way(len(token_ids))
+        del encoding  # which takes a while, too
+        give_way(len(token_ids))
+        encoded.append(array("I", token_ids))
+        give_way(len(token_ids))
+    return encoded
 
 
 def _copy_of(tokenizer: Tokenizer) -> Tokenizer:

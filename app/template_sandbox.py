@@ -65,11 +65,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.tests = {name: self._timed(test) for name, test in self.tests.items()}
 
     @contextmanager
-    def limits(self, input_: Any, *, limit_s: float) -> Iterator[None]:
+    def limits(self, input_: Any, *, limit_s: float) -> Iterator[RenderBudget]:
         """Rendering is only possible inside; ``input_`` is what the template will be given."""
-        self._local.charged = Charged(RenderBudget(input_, limit_s=limit_s))
+        budget = RenderBudget(input_, limit_s=limit_s)
+        self._local.charged = Charged(budget)
         try:
-            yield
+            yield budget
         finally:
             del self._local.charged
 

@@ -179,7 +179,7 @@ def test_a_template_that_cannot_be_used_refuses_chat(source: str) -> None:
     assert error.param == "model"
 
 
-HOSTILE = [
+SLOW = [
     "{% for i in range(10 ** 9) %}{% endfor %}",
     "{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}",
     "{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) if false %}{% endfor %}{% endfor %}",
@@ -187,6 +187,8 @@ HOSTILE = [
     "{% set big = range(50000) | list %}{% for i in range(10 ** 5) if -1 in big %}{% endfor %}",
     "{% set big = range(50000) | list %}{{ range(10 ** 5) | map('string') | reject('in', big) | list }}",
     "{% set big = range(9000) | list %}{{ range(10 ** 5) | map(attribute='x', default=big) | map('max') | list }}",
+]
+LARGE = [
     GROW % ("'a'", "ns.v ~ ns.v") + "{{ ns.v }}",
     GROW % ("'a'", "ns.v + ns.v") + "{{ ns.v }}",
     GROW % ("'a'", "ns.v * 9") + "{{ ns.v }}",
@@ -245,26 +247,48 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("source", HOSTILE)
-def test_hostile_templates_end_soon_and_stay_small(source: str) -> None:
+@pytest.mark.parametrize("source", SLOW)
+def test_templates_that_would_run_long_are_stopped(source: str) -> None:
+    template = ChatTemplate(source, bos_token=None, eos_token=None, time_limit_s=0.1)
+    started_s = time.monotonic()
+    with pytest.raises(InvalidRequestError):
+        template.render(MESSAGES)
+    assert time.monotonic() - started_s < 3, "on a busy machine"
+
+
+@pytest.mark.parametrize("source", LARGE)
+def test_templates_that_would_take_much_memory_are_stopped(source: str) -> None:
     template = ChatTemplate(source, bos_token=None, eos_token=None, time_limit_s=0.1)
     tracemalloc.start()
     try:
-        start_s = time.monotonic()
         with pytest.raises(InvalidRequestError):
             template.render(MESSAGES)
-        elapsed_s = time.monotonic() - start_s
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert elapsed_s < 3, "tracing and a busy machine included"
     assert peak_bytes < 150 * 2**20
+
+
+def test_a_slow_template_is_known_as_such_when_it_is_loaded() -> None:
+    slow = "{% for i in range(10 ** 5) %}{% endfor %}"
+    assert ChatTemplate(slow, bos_token=None, eos_token=None).is_slow
+    assert not ChatTemplate("{{ messages }}", bos_token=None, eos_token=None).is_slow
+
+
+def test_a_template_that_turns_out_to_be_slow_is_remembered() -> None:
+    source = "{% if messages[1] %}{% for i in range(10 ** 5) %}{% endfor %}{% endif %}"
+    template = ChatTemplate(source, bos_token=None, eos_token=None)
+    assert not template.is_slow
+    template.render(MESSAGES)
+    assert template.is_slow
 
 
 def test_long_conversations_fit_the_limits() -> None:
     turns = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>\n{% endfor %}"
     messages = [{"role": "user", "content": "word " * 100}] * 10_000
-    assert len(render(turns, messages)) > 5_000_000
+    template = ChatTemplate(turns, bos_token=None, eos_token=None)
+    assert len(template.render(messages)) > 5_000_000
+    assert not template.is_slow
 
 
 def test_a_template_that_collects_text_renders_hundreds_of_turns() -> None:
