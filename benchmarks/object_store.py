@@ -6,6 +6,8 @@ benchmarks on loopback, where a complete imitation of S3 would be what is measur
 
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,15 +19,19 @@ from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
 _START_TIMEOUT_S = 30.0
+_PIECE_BYTES = 1 << 18
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 @contextmanager
-def object_store(folder: Path) -> Iterator[str]:
-    """Serve the files of ``folder`` in a process of their own; yields the endpoint's URL."""
+def object_store(folder: Path, *, bytes_per_s: float | None = None) -> Iterator[str]:
+    """Serve the files of ``folder`` in a process of their own; yields the endpoint's URL.
+
+    ``bytes_per_s`` is what all connections share, as they do a network; None: unlimited.
+    """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(folder, theirs), daemon=True)
+    process = context.Process(target=_serve, args=(folder, bytes_per_s, theirs), daemon=True)
     process.start()
     try:
         if not ours.poll(_START_TIMEOUT_S):
@@ -36,13 +42,30 @@ def object_store(folder: Path) -> Iterator[str]:
         process.join()
 
 
-def _serve(folder: Path, connection: Connection) -> None:
+def _serve(folder: Path, bytes_per_s: float | None, connection: Connection) -> None:
     class Handler(_Handler):
         root = folder
+        link = None if bytes_per_s is None else _Link(bytes_per_s)
 
     server = _Server(("127.0.0.1", 0), Handler)
     connection.send(server.server_address[1])
     server.serve_forever()
+
+
+class _Link:
+    """A network of a given bandwidth: whoever sends waits for its turn."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = time.monotonic()
+        self._lock = threading.Lock()
+
+    def pass_through(self, num_bytes: int) -> None:
+        with self._lock:
+            begin_s = max(self._free_at_s, time.monotonic())
+            self._free_at_s = begin_s + num_bytes / self._bytes_per_s
+            wait_s = self._free_at_s - time.monotonic()
+        time.sleep(max(0.0, wait_s))
 
 
 class _Server(ThreadingHTTPServer):
@@ -53,6 +76,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     root: Path
+    link: _Link | None
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -96,7 +120,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         with path.open("rb") as file:
             while begin < end:
-                begin += os.sendfile(self.connection.fileno(), file.fileno(), begin, end - begin)
+                length = min(_PIECE_BYTES, end - begin) if self.link else end - begin
+                num_sent = os.sendfile(self.connection.fileno(), file.fileno(), begin, length)
+                if self.link:
+                    self.link.pass_through(num_sent)
+                begin += num_sent
 
 
 def _etag(path: Path) -> str:

@@ -16,13 +16,12 @@ from types import TracebackType
 from typing import Self
 
 _BUFFER_BYTES = 1 << 18
-_FLUSH_BYTES = 64 << 20
-"""Written to the disk at a time, so that it works while the network does, not after it."""
 _LINE = re.compile(r"(\d{1,19}) ([0-9a-f]{64})")
 
 
 class PartialFile:
-    """Open while one download writes it: ``write`` from any thread, the rest from one."""
+    """Open while one download writes it: ``write`` from any thread, the rest from one but where it
+    says so."""
 
     def __init__(self, data: Path, journal: Path) -> None:
         """Open or create both, and keep what is sound of them."""
@@ -30,7 +29,6 @@ class PartialFile:
         self._data = os.open(data, os.O_RDWR | os.O_CREAT, 0o644)
         self._hash = hashlib.sha256()
         self._position = 0
-        self._flushed = 0
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         text = journal.read_text("ascii", "replace") if journal.exists() else ""
         lines = self._verified_lines(text)
@@ -72,15 +70,16 @@ class PartialFile:
             return
         if not self._hash_until(position):
             raise OSError(f"{self._path} became shorter while it was written")
-        if position - self._flushed >= _FLUSH_BYTES:
-            os.fsync(self._data)
-            self._flushed = position
         os.write(self._journal, f"{position} {self.sha256}\n".encode())
 
-    def finish(self) -> str:
-        """Cut off what is beyond ``position``, flush to disk and return the sha256."""
-        os.ftruncate(self._data, self._position)
+    def flush(self) -> None:
+        """Wait until all that is written is on the disk; from any thread."""
         os.fsync(self._data)
+
+    def finish(self) -> str:
+        """Cut off what is beyond ``position``, flush and return the sha256."""
+        os.ftruncate(self._data, self._position)
+        self.flush()
         return self.sha256
 
     def _verified_lines(self, text: str) -> list[str]:

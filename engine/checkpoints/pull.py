@@ -51,7 +51,13 @@ def pull(
     file). Safe against other pulls of the same name and against being killed: the checkpoint is
     there entirely or not at all, and what was downloaded is used by the next pull.
     """
-    origin = create_source(source)
+    return pull_from(create_source(source), name=name, home=home, sha256=sha256)
+
+
+def pull_from(
+    origin: Source, *, name: str | None = None, home: Path, sha256: str | None = None
+) -> Checkpoint:
+    """The same for a source that is already made."""
     name = origin.default_name if name is None else name
     if _NAME.fullmatch(name) is None:
         raise SourceUnavailable(
