@@ -124,7 +124,55 @@ async def test_only_open_requests_are_aborted(pair: Pair) -> None:
     pair.client.abort("unknown")
     pair.client.submit(REQUEST, lambda delta: None)
     pair.client.abort("r", 2)
-    assert [await pair.next() for _ in range(2)] == [Submit(REQUEST), Abort("r", 2)]
+    pair.client.abort("r", 2, 1)
+    assert [await pair.next() for _ in range(3)] == [
+        Submit(REQUEST),
+        Abort("r", 2),
+        Abort("r", 2, 1),
+    ]
+
+
+async def test_a_request_is_open_until_its_last_sample_ends(pair: Pair) -> None:
+    deltas: list[TokenDelta] = []
+    await pair.grant(1)
+    pair.client.submit(msgspec.structs.replace(REQUEST, num_samples=2), deltas.append)
+    sent = [
+        TokenDelta("r", [1], FinishReason.STOP, index=1),
+        TokenDelta("r", [2], index=1),
+        TokenDelta("r", [3], index=0),
+        TokenDelta("r", [4], index=7),
+        TokenDelta("r", [5], FinishReason.STOP, index=0),
+        TokenDelta("r", [6], index=0),
+    ]
+    pair.send(StepFrame(sent, LoadView()))
+    await until(lambda: pair.listener.events)
+    assert deltas == [sent[0], sent[2], sent[4]], "something of a sample that had ended, or is none"
+
+
+async def test_a_lost_connection_ends_every_open_sample_once(pair: Pair) -> None:
+    deltas: list[TokenDelta] = []
+    await pair.grant(1)
+    pair.client.submit(msgspec.structs.replace(REQUEST, num_samples=3), deltas.append)
+    pair.send(StepFrame([TokenDelta("r", [1], FinishReason.STOP, index=1)], LoadView()))
+    await until(lambda: pair.listener.events)
+    pair.engine.close("gone")
+    await until(lambda: "closed" in pair.listener.heard)
+    lost = [delta.index for delta in deltas if delta.finish_reason is FinishReason.ERROR]
+    assert lost == [0, 2]
+
+
+async def test_a_refusal_ends_all_samples(pair: Pair) -> None:
+    deltas: list[TokenDelta] = []
+    await pair.grant(1)
+    pair.client.submit(msgspec.structs.replace(REQUEST, num_samples=3), deltas.append)
+    refusal = TokenDelta("r", [], FinishReason.ERROR, error="no", is_refused=True)
+    pair.send(StepFrame([refusal, TokenDelta("r", [1], index=1)], LoadView()))
+    await until(lambda: pair.listener.events)
+    pair.client.abort("r")
+    pair.client.set_demand(0)
+    assert deltas == [refusal]
+    heard = [await pair.next() for _ in range(2)]
+    assert not any(isinstance(message, Abort) for message in heard)
 
 
 async def test_a_draining_engine_takes_nothing_more_and_finishes_what_runs(pair: Pair) -> None:
