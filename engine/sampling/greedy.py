@@ -17,20 +17,28 @@ _NUM_TIED = 4
 def pick_greedily(
     logits: Tensor, adjustments: BatchAdjustments | None, rescore: Rescore | None
 ) -> Tensor:
-    """[num_rows] Token ids, of ``logits`` [num_rows, vocab_size] in float32.
+    """[num_rows] Token ids, of ``logits`` [num_rows, vocab_size] in any type; -1 where they are NaN
+    or infinite.
 
-    ``rescore`` is given if these were computed in a coarser type; adjustments then count for the
-    exact logits, too.
+    ``rescore`` is given if the type is a coarse one; adjustments then count for the exact logits,
+    too.
     """
-    scores = logits if adjustments is None else adjustments.applied_to(logits)
-    ids = likeliest(scores, _NUM_TIED).ids.sort(dim=-1).values
-    if rescore is not None:
-        coarse = logits.gather(-1, ids)
-        exact = rescore(ids).masked_fill(coarse == -torch.inf, -torch.inf)
-        if adjustments is None:
-            values = exact
-        else:
-            values = adjustments.applied_to(logits.scatter(-1, ids, exact)).gather(-1, ids)
+    if adjustments is None:
+        # In their own type: a float32 copy would cost more than the search.
+        found = likeliest(logits, _NUM_TIED)
+        is_finite = found.values[:, 0].isfinite()
     else:
-        values = scores.gather(-1, ids)
-    return ids.gather(-1, values.argmax(dim=-1, keepdim=True)).flatten()
+        raw = logits.float()
+        found = likeliest(adjustments.applied_to(raw), _NUM_TIED)
+        is_finite = raw.amax(dim=-1).isfinite()
+    ids, order = found.ids.sort(dim=-1)
+    if rescore is None:
+        values = found.values.gather(-1, order)
+    else:
+        is_possible = logits.gather(-1, ids) > -torch.inf
+        values = rescore(ids).where(is_possible, -torch.inf)
+        if adjustments is not None:
+            with_exact = raw.scatter(-1, ids, values)
+            values = adjustments.applied_to(with_exact, is_in_place=True).gather(-1, ids)
+    tokens = ids.gather(-1, values.argmax(dim=-1, keepdim=True)).flatten()
+    return tokens.masked_fill(~is_finite, -1)

@@ -136,26 +136,24 @@ class Sampler:
         rescore: Rescore | None,
     ) -> Tensor:
         """[num_samples] Token ids on the device, -1 for rows that are not finite."""
-        raw = _rows_of(logits, rows).float()
-        is_bad = ~raw.amax(dim=-1).isfinite()
+        own_logits = _rows_of(logits, rows)
         adjustments = BatchAdjustments.collect(
             [self._adjustments.get(slot) for slot in slots.tolist()],
             positions,
             self._vocab_size,
             logits.device,
         )
+        is_coarse = logits.dtype is not torch.float32
         if way is _Way.GREEDY:
-            is_coarse = rescore is not None and logits.dtype is not torch.float32
             exact = for_samples(rescore, rows, len(logits)) if rescore and is_coarse else None
-            tokens = pick_greedily(raw, adjustments, exact)
-        else:
-            is_copy = logits.dtype is not torch.float32
-            scores = (
-                raw if adjustments is None else adjustments.applied_to(raw, is_in_place=is_copy)
-            )
-            draw = draw_filtered if way is _Way.FILTERED else draw_unfiltered
-            tokens = draw(scores, self._draw_params(slots, positions, logits.device))
-        return tokens.masked_fill(is_bad, -1)
+            return pick_greedily(own_logits, adjustments, exact)
+        scores = own_logits.float()
+        is_finite = scores.amax(dim=-1).isfinite()
+        if adjustments is not None:
+            scores = adjustments.applied_to(scores, is_in_place=is_coarse)
+        draw = draw_filtered if way is _Way.FILTERED else draw_unfiltered
+        tokens = draw(scores, self._draw_params(slots, positions, logits.device))
+        return tokens.masked_fill(~is_finite, -1)
 
     def _draw_params(
         self, slots: IntArray, positions: IntArray, device: torch.device
