@@ -45,6 +45,10 @@ class BlockManager:
         """Held until the step that copies them is over: evicted earlier, they could be poisoned."""
 
     @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
     def num_groups(self) -> int:
         return len(self._windows)
 
@@ -107,7 +111,7 @@ class BlockManager:
         num_blocks = self._num_blocks(sequence.num_tokens)
         for table, window in zip(sequence.block_tables, self._windows, strict=True):
             if window is None:
-                self._append_blocks(table, num_blocks)
+                table += [self._pool.allocate() for _ in range(len(table), num_blocks)]
         sequence.num_computed_tokens = hit.num_tokens
         sequence.num_published_blocks = len(hit.block_tables[0])
         sequence.num_writable_tokens = 0
@@ -171,16 +175,17 @@ class BlockManager:
                 updates.append(TableUpdate(group, index, (table[index],)))
             begin = len(table)
             if num_blocks > begin:
-                self._append_blocks(table, num_blocks)
-                updates.append(TableUpdate(group, begin, tuple(table[begin:])))
+                new = tuple([self._pool.allocate() for _ in range(begin, num_blocks)])
+                table.extend(new)
+                updates.append(TableUpdate(group, begin, new))
         sequence.num_writable_tokens = min(map(len, sequence.block_tables)) * self._block_size
         return updates
 
     def publish(self, sequence: Sequence) -> None:
         """Make blocks that the finished step filled addressable for others."""
-        num_full = sequence.num_computed_tokens // self._block_size
-        if not self._prefix_caching or num_full <= sequence.num_published_blocks:
+        if not self._prefix_caching:
             return
+        num_full = sequence.num_computed_tokens // self._block_size
         for index in range(sequence.num_published_blocks, num_full):
             key = sequence.block_key(index, self._block_size)
             for group, table in enumerate(sequence.block_tables):
@@ -255,7 +260,3 @@ class BlockManager:
     def _is_shared(self, block_id: int) -> bool:
         num_holders = self._pool.num_references(block_id) - self._copy_sources[block_id]
         return num_holders > 1 or self._pool.is_cached(block_id)
-
-    def _append_blocks(self, table: list[int], num_blocks: int) -> None:
-        while len(table) < num_blocks:
-            table.append(self._pool.allocate())

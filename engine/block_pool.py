@@ -5,6 +5,7 @@ addressable until it is evicted) or *blank* (unreferenced, its content dead). Bl
 first, then the kept one that was not used for longest. Must not know keys, tokens or sequences.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 
@@ -17,7 +18,8 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._cached: set[int] = set()
         self._blank = list(range(num_blocks - 1, -1, -1))
-        self._kept: dict[int, None] = {}
+        # Not a plain dict: that walks over all the keys deleted before to find its first one.
+        self._kept: OrderedDict[int, None] = OrderedDict()
         """Insertion order is eviction order."""
         self._freed: dict[int, None] = {}
 
@@ -41,8 +43,7 @@ class BlockPool:
         if self._blank:
             block_id = self._blank.pop()
         else:
-            block_id = next(iter(self._kept))
-            del self._kept[block_id]
+            block_id, _ = self._kept.popitem(last=False)
             self._cached.discard(block_id)
             self._freed[block_id] = None
             self._on_evict(block_id)
@@ -87,7 +88,7 @@ class BlockPool:
         self._cached = set(cached_block_ids)
         self._ref_counts = [0] * self.num_blocks
         lru_first = [block_id for block_id in self._kept if block_id in self._cached]
-        self._kept = dict.fromkeys([*lru_first, *sorted(self._cached)])
+        self._kept = OrderedDict.fromkeys([*lru_first, *sorted(self._cached)])
         self._blank = [b for b in range(self.num_blocks - 1, -1, -1) if b not in self._cached]
         self._freed = dict.fromkeys(self._blank)
 

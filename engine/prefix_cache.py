@@ -6,7 +6,7 @@ window before its end is there. Must not know reference counts, tokens or sequen
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cache_tiers.keys import BlockKey
 from engine.kv_geometry import KvGeometry
@@ -14,8 +14,7 @@ from engine.messages import KEY_STRIDE, CacheEvents
 from engine.step import NO_BLOCK
 
 
-@dataclass(frozen=True, slots=True)
-class CachedBlock:
+class CachedBlock(NamedTuple):
     """What a block holds."""
 
     key: BlockKey
@@ -87,8 +86,8 @@ class PrefixCache:
         self._uncommitted.append(content)
         blocks[key] = block_id
         self._content[block_id] = content
-        if self._is_announced(key):
-            self._note(content, is_stored=True)
+        if chain_len % KEY_STRIDE == 0 and self._is_held(key):
+            self._changes[key] = True
         return True
 
     def evict(self, block_id: int) -> None:
@@ -167,14 +166,12 @@ class PrefixCache:
         return num_hit
 
     def _remove(self, content: CachedBlock) -> None:
-        was_announced = self._is_announced(content.key)
-        del self._block_of[content.group][content.key]
-        if was_announced and not self._is_announced(content.key):
-            self._note(content, is_stored=False)
+        key, group, chain_len = content
+        was_held = chain_len % KEY_STRIDE == 0 and self._is_held(key)
+        del self._block_of[group][key]
+        if was_held and not self._is_held(key):
+            self._changes[key] = False
 
-    def _is_announced(self, key: BlockKey) -> bool:
+    def _is_held(self, key: BlockKey) -> bool:
+        """Whether all groups that routers are told of hold a block of ``key``."""
         return all(key in blocks for blocks in self._announced)
-
-    def _note(self, content: CachedBlock, *, is_stored: bool) -> None:
-        if content.chain_len % KEY_STRIDE == 0:
-            self._changes[content.key] = is_stored

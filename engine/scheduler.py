@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from engine.block_manager import BlockManager, PrefixHit
 from engine.config import EngineConfig
 from engine.messages import FinishReason
-from engine.result_check import check_result
+from engine.result_match import match_result
 from engine.sequence import Sequence
 from engine.step import (
     Admission,
@@ -107,27 +107,28 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Take in what the runner did; returns the sequences that gained a token or ended."""
-        sequence_of_slot = self._sequence_of_slot
-        check_result(plan, result, sequence_of_slot)
-        advanced = []
-        for sampled in result.sampled:
-            sequence = sequence_of_slot[sampled.slot]
+        advanced = match_result(plan, result, self._sequence_of_slot)
+        for sequence, sampled in zip(advanced, result.sampled, strict=True):
             sequence.append(sampled)
-            advanced.append(sequence)
-        self.totals.num_generated_tokens += sum(s.token_id >= 0 for s in result.sampled)
+        block_size = self._blocks.block_size
         for entry in plan.scheduled:
-            sequence = sequence_of_slot[entry.slot]
-            sequence.num_computed_tokens = entry.start + entry.num_tokens
+            sequence = self._sequence_of_slot[entry.slot]
+            num_computed = entry.start + len(entry.token_ids) + entry.is_last_pending
+            sequence.num_computed_tokens = num_computed
+            is_block_full = num_computed // block_size > sequence.num_published_blocks
             # What led to invalid logits must be found by nobody.
-            if sequence.finish_reason is not FinishReason.ERROR:
+            if is_block_full and sequence.finish_reason is not FinishReason.ERROR:
                 self._blocks.publish(sequence)
             if len(entry.sampling_slots) != 1:
                 advanced += self._commit_prompt(sequence, entry)
         for chunk in result.prompt_logprobs:
-            sequence_of_slot[chunk.slot].add_prompt_logprobs(chunk.logprobs)
+            self._sequence_of_slot[chunk.slot].add_prompt_logprobs(chunk.logprobs)
+        self.totals.num_generated_tokens += len(result.sampled)
         for sequence in advanced:
-            if sequence.finish_reason is not None and sequence.slot is not None:
-                self._leave(sequence)
+            if sequence.finish_reason is not None:
+                self.totals.num_generated_tokens -= sequence.finish_reason is FinishReason.ERROR
+                if sequence.slot is not None:
+                    self._leave(sequence)
         self._blocks.commit()
         return advanced
 
@@ -181,7 +182,11 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, end: int) -> bool:
         """Free the blocks that ``sequence`` needs; ``False`` when it arrived last and gave way."""
-        while self._blocks.num_missing_blocks(sequence, end) > self._blocks.num_free_blocks:
+        blocks = self._blocks
+        while (
+            blocks.num_free_blocks < blocks.num_groups  # most that one token can need
+            and blocks.num_free_blocks < blocks.num_missing_blocks(sequence, end)
+        ):
             victim = self._running[-1]
             self._preempt(victim)
             if victim is sequence:

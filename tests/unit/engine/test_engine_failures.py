@@ -210,8 +210,8 @@ def test_a_failure_anywhere_in_planning_committing_or_aborting_leaves_all_free()
     clock = FakeClock()
     census = Tracer()
     play(make_small_engine(make_runner(NUM_BLOCKS, WINDOWS), clock), clock, census)
-    places = sorted(census.counts.items())[::3]  # most statements have three lines or a neighbour
-    assert len(places) > 120
+    places = sorted(census.counts.items())[::4]  # many statements have several lines
+    assert len(places) > 100
 
     for place, count in places:
         # Halfway, when most is going on.

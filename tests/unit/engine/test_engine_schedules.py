@@ -103,7 +103,7 @@ def to_request(index: int, add: Add) -> EngineRequest:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(config=CONFIGS, num_blocks=st.integers(2, 30), windows=WINDOWS, operations=OPERATIONS)
 def test_any_schedule_keeps_blocks_whole_and_answers_as_if_alone(
     config: EngineConfig,

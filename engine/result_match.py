@@ -1,4 +1,4 @@
-"""Holds a runner's result against the plan that it answers. Pure; changes nothing."""
+"""Matches a runner's result with the plan that it answers. Pure; changes nothing."""
 
 from collections.abc import Mapping
 
@@ -8,26 +8,33 @@ from engine.sequence import Sequence
 from engine.step import ScheduledSequence, StepPlan, StepResult
 
 
-def check_result(
+def match_result(
     plan: StepPlan, result: StepResult, sequence_of_slot: Mapping[int, Sequence]
-) -> None:
-    """Raise ``RunnerError`` unless ``result`` holds what ``plan`` asks for, in its order."""
+) -> list[Sequence]:
+    """The sequences that ``result.sampled`` belongs to, one for one.
+
+    Raises ``RunnerError`` unless ``result`` holds what ``plan`` asks for, in its order.
+    """
     asked = [slot for entry in plan.scheduled for slot in entry.sampling_slots]
     if plan.step_id != result.step_id or asked != [s.slot for s in result.sampled]:
         raise RunnerError(
             f"step {plan.step_id} samples slots {asked}, but the runner answered step "
             f"{result.step_id} with {result.sampled}; it must return one token for each, in order"
         )
-    for sampled in result.sampled:
-        num_top = sequence_of_slot[sampled.slot].sampling.num_logprobs
+    sequences = [sequence_of_slot[slot] for slot in asked]
+    for sequence, sampled in zip(sequences, result.sampled, strict=True):
+        num_top = sequence.sampling.num_logprobs
         if (num_top is not None or sampled.logprobs is not None) and sampled.token_id >= 0:
             _check_logprobs(sampled.slot, num_top, sampled.logprobs)
     _check_prompt_logprobs(plan, result, sequence_of_slot)
+    return sequences
 
 
 def _check_prompt_logprobs(
     plan: StepPlan, result: StepResult, sequence_of_slot: Mapping[int, Sequence]
 ) -> None:
+    if plan.scheduled[-1].is_last_pending and not result.prompt_logprobs:
+        return  # decodes come first, so that there is no chunk at all
     chunks = [
         (entry, sampling)
         for entry in plan.scheduled
