@@ -3,6 +3,7 @@
 Each pull is a process of its own, as the library reads its environment when it is imported.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,13 @@ pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 SHARD_BYTES = 10 * MIB
+RUN = """
+import os, resource, sys
+from deployments.cli import main
+limit = int(os.environ.get("LARGEST_FILE_BYTES", resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+sys.exit(main(["models", *sys.argv[1:]]))
+"""
 
 
 @pytest.fixture
@@ -39,10 +47,11 @@ def hub(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hub]:
         yield hub
 
 
-def start_pull(hub: Hub, home: Path, source: str, **environment: str) -> subprocess.Popen[str]:
+def start(hub: Hub, home: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Run `headwater models` in a process of its own."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "deployments.cli", "models", "pull", source, "--name", "model"],
+        [sys.executable, "-c", RUN, *arguments],
         env={
             **inherited,
             "HEADWATER_HOME": str(home),
@@ -54,6 +63,10 @@ def start_pull(hub: Hub, home: Path, source: str, **environment: str) -> subproc
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start_pull(hub: Hub, home: Path, source: str, **environment: str) -> subprocess.Popen[str]:
+    return start(hub, home, "pull", source, "--name", "model", **environment)
 
 
 def pulled(hub: Hub, home: Path, source: str = "hf:org/model", **environment: str) -> Checkpoint:
@@ -146,6 +159,39 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_come(hub: Hub, ho
     write_json(hub.folder / "config.json", {"model_type": "mamba"})
     assert "'mamba' is not supported" in refusal(hub, home)
     assert not any(name.endswith(".safetensors") for name in hub.sent_bytes)
+
+
+def test_a_disk_that_takes_no_more_is_one_line_and_what_arrived_is_kept(
+    hub: Hub, home: Path
+) -> None:
+    line = refusal(hub, home, LARGEST_FILE_BYTES=str(9 * MIB))
+    assert "File too large" in line
+    assert "Check room and permissions" in line
+    assert not checkpoint_path(home, "model").exists()
+
+    before = hub.sent_bytes["tokenizer.json"]
+    verify(pulled(hub, home))
+    assert hub.sent_bytes["tokenizer.json"] == before
+
+
+def test_a_repository_is_inspected_without_its_weights(hub: Hub, home: Path) -> None:
+    process = start(hub, home, "inspect", "hf:org/model", "--json")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    report = json.loads(output)
+    assert (report["architecture"], report["source"]) == ("llama", "hf:org/model")
+    assert report["has_chat_template"] is True
+    assert not any(name.endswith((".safetensors", "tokenizer.json")) for name in hub.sent_bytes)
+
+
+def test_one_gguf_file_of_a_repository_is_asked_for_by_name(hub: Hub, home: Path) -> None:
+    for path in hub.folder.glob("*.safetensors*"):
+        path.unlink()
+    for name in ("q4.gguf", "q8.gguf"):
+        (hub.folder / name).write_bytes(b"GGUF and then nonsense")
+    assert "name the one to pull, hf:org/model/q4.gguf" in refusal(hub, home)
+    assert "not a sound GGUF file" in refusal(hub, home, "hf:org/model/q8.gguf")
+    assert set(hub.sent_bytes) == {"q8.gguf"}
 
 
 @pytest.mark.parametrize(
