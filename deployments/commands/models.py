@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; what was downloaded is kept: pull again to go on", file=sys.stderr)
+        print("stopped; what a pull has downloaded is kept for the next one", file=sys.stderr)
         return 130
     return status
 

@@ -65,7 +65,7 @@ def _look_at(home: Path, name: str) -> StoredModel:
 
 
 def _incomplete(home: Path, name: str) -> StoredModel:
-    problem = "its pull was not finished: pull it again to go on, or remove it"
+    problem = "its pull is going on or was broken off: pull it again to go on, or remove it"
     return StoredModel(name, _tree_bytes(_downloads(home, name)), None, None, problem)
 
 

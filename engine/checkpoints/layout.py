@@ -39,6 +39,7 @@ def choose_files(names: Collection[str], *, where: str) -> tuple[str, ...]:
 
     ``where`` is for messages. Raises `UnsupportedCheckpoint` if there is none, or no telling which.
     """
+    names = {name for name in names if name.isprintable() and not name.startswith(".")}
     weights = {name for name in names if name.endswith(".safetensors") and not _is_foreign(name)}
     if not weights:
         return _only_gguf(names, where)

@@ -53,7 +53,7 @@ def test_a_pull_that_was_not_finished_is_listed_and_can_be_removed(home: Path) -
         (staging.open_downloads("version") / "part").write_bytes(bytes(10_000))
     unfinished = list_models(home)[2]
     assert unfinished.num_bytes >= 10_000
-    assert "not finished" in (unfinished.problem or "")
+    assert "broken off" in (unfinished.problem or "")
     remove_model(home, "c-model")
     assert len(list_models(home)) == 2
 

@@ -17,6 +17,11 @@ def test_the_same_weights_in_another_naming_are_left_out() -> None:
     assert choose_files(names, where="here") == tuple(sorted(FOLDER))
 
 
+def test_hidden_files_and_names_that_no_model_has_are_left_out() -> None:
+    names = [*FOLDER, "._model.safetensors", "a\0b.safetensors", "a\nb.safetensors"]
+    assert choose_files(names, where="here") == tuple(sorted(FOLDER))
+
+
 def test_safetensors_win_over_gguf() -> None:
     assert choose_files([*FOLDER, "model-q4.gguf"], where="here") == tuple(sorted(FOLDER))
 
