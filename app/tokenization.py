@@ -61,7 +61,7 @@ class ModelTokenizer:
         self._encoder = SegmentEncoder(tokenizer, SegmentCache(_MAX_SEGMENT_CACHE_BYTES))
         self._texts = create_token_texts(tokenizer)
         self._create_detokenizer = create_detokenizer_factory(tokenizer)
-        self._max_token_chars = max(map(len, tokenizer.get_vocab()), default=1)
+        self._max_token_chars = _max_token_chars(tokenizer)
         self._template = (
             None
             if card.chat_template is None
@@ -250,6 +250,11 @@ class _Marks:
 
     def restored(self, text: str) -> str:
         return self._pattern.sub(lambda match: self._texts[int(match[1])], text)
+
+
+def _max_token_chars(tokenizer: Tokenizer) -> int:
+    names = map(tokenizer.id_to_token, range(tokenizer.get_vocab_size()))
+    return max((len(name) for name in names if name), default=1)
 
 
 def _block_keys(root: BlockKey, token_ids: Sequence[int], block_size: int) -> Iterator[BlockKey]:
