@@ -15,7 +15,8 @@ from engine.checkpoints.gguf_file import GgufFile
 from engine.checkpoints.gguf_metadata import count, number, senseless, token_id, vocab_size
 from engine.checkpoints.gguf_rope import rope_parameters
 
-_MAX_WIDTH = 1 << 20
+_MAX_WIDTH = 1 << 18  # the widest, Llama 3.1 405B, has rows of 53,248 numbers
+_MAX_HEAD_DIM = 1 << 10  # with the width it bounds what is in memory at once: a head's rows
 _MAX_LAYERS = 1 << 12
 _MAX_CONTEXT = 2**31 - 1
 _GEMMA3_PATTERN = 6  # every sixth layer sees everything (llama.cpp: set_swa_pattern(6))
@@ -138,7 +139,7 @@ def _decoder(
     num_heads = count(file, f"{architecture}.attention.head_count", at_most=_MAX_WIDTH)
     hidden_size = count(file, f"{architecture}.embedding_length", at_most=_MAX_WIDTH)
     head_dim_key = f"{architecture}.attention.key_length"
-    head_dim = count(file, head_dim_key, hidden_size // num_heads, at_most=_MAX_WIDTH)
+    head_dim = count(file, head_dim_key, hidden_size // num_heads, at_most=_MAX_HEAD_DIM)
     for key in ("rope.dimension_count", "attention.value_length"):
         other = count(file, f"{architecture}.{key}", head_dim, at_most=_MAX_WIDTH)
         if other != head_dim or head_dim % 2:

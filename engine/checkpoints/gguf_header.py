@@ -25,11 +25,11 @@ Value = bool | int | float | str | list[str] | NDArray[Any]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MAX_HEADER_BYTES = 64 << 20  # a vocabulary of 262,144 tokens takes 6 MiB
+_MAX_HEADER_BYTES = 32 << 20  # a vocabulary of 262,144 tokens takes 6 MiB
 _MAX_STRING_BYTES = 4 << 20  # chat templates are the longest: up to some hundred KiB
 _MAX_ENTRIES = 1 << 16
 _MAX_TENSORS = 1 << 17
-_MAX_STRINGS = 1 << 21  # per array; the largest lists of merges have half a million
+_MAX_STRINGS = 1 << 20  # per array; the largest lists of merges have half a million
 _MAX_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
 _SCALARS = {

@@ -19,7 +19,8 @@ from engine.checkpoints.gguf_token_types import CONTROL, NORMAL, USER_DEFINED
 
 SPACE = "▁"
 _MAX_PIECE_CHARS = 256  # SentencePiece's own limit is 16 unless the trainer raises it
-_MAX_MERGES = 1 << 21  # Gemma 3, the largest, has 514,906
+_MAX_CHARS = 1 << 24  # of all pieces; Gemma 3, the largest, has 2 million
+_MAX_MERGES = 1 << 20  # Gemma 3 has 514,906
 
 
 def sentencepiece_tokenizer(
@@ -89,6 +90,8 @@ def _ranked_pairs(
     file: GgufFile, scores: Mapping[str, float], halves: Mapping[str, int]
 ) -> list[tuple[tuple[float, int, int, int], tuple[str, str]]]:
     """Each way to make a token of ``scores`` out of two of ``halves``, after what orders it."""
+    if sum(map(len, scores)) > _MAX_CHARS:
+        raise CorruptCheckpoint(f"{file.path}: its tokens are too long. Download it again.")
     ranked = []
     for token, score in scores.items():
         if len(token) > _MAX_PIECE_CHARS:

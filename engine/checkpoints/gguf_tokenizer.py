@@ -24,6 +24,8 @@ from engine.checkpoints.gguf_token_types import (
 )
 
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
+_MAX_ADDED_TOKENS = 1 << 16  # Gemma 3 has 6,414; the matcher of all takes memory for each
+_ADDED_KINDS = (CONTROL, UNKNOWN, USER_DEFINED)
 _SPECIAL_TOKEN_KINDS = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -77,6 +79,11 @@ def _build_tokenizer(file: GgufFile, tokens: list[str]) -> Tokenizer:
             f"{file.path} has {len(set(tokens))} different tokens for {num_rows} rows of "
             "embeddings. Download the file again."
         )
+    num_added = sum(kind in _ADDED_KINDS for kind in kinds)
+    if num_added > _MAX_ADDED_TOKENS:
+        raise CorruptCheckpoint(
+            f"{file.path} has {num_added} special tokens, which makes no sense. Download it again."
+        )
     used = num_in_use(kinds)
     vocabulary = {token: number for number, token in enumerate(tokens[:used])}
     try:
@@ -89,7 +96,7 @@ def _build_tokenizer(file: GgufFile, tokens: list[str]) -> Tokenizer:
         processor = _processor(file, tokens, adds_bos=adds_bos)
         if processor is not None:
             tokenizer.post_processor = processor
-        _add_special_tokens(tokenizer, tokens[:used], kinds)
+        _add_special_tokens(tokenizer, tokens[:used], kinds[:used])
     except (CheckpointError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the Rust library raises nothing narrower, and may panic
@@ -120,7 +127,7 @@ def _processor(
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: Sequence[int]) -> None:
     special, ordinary = [], []
-    for token, kind in zip(tokens, kinds, strict=False):
+    for token, kind in zip(tokens, kinds, strict=True):
         if kind in (CONTROL, UNKNOWN):
             special.append(AddedToken(token, special=True, normalized=False))
         elif kind == USER_DEFINED:
