@@ -55,7 +55,7 @@ def report_memory(
     geometry: KvGeometry,
     *,
     num_blocks: int,
-    max_model_len: int,
+    max_request_tokens: int,
 ) -> MemoryReport:
     """Of a replica that isn't loaded yet; ``hf_config`` is the checkpoint's config.json."""
     element = geometry.bytes_per_element
@@ -70,7 +70,7 @@ def report_memory(
         weight_bytes=weight_bytes,
         private_weight_bytes=private_bytes,
         workspace_bytes=workspace_bytes(
-            config, model, max_model_len=max_model_len, bytes_per_element=element
+            config, model, max_request_tokens=max_request_tokens, bytes_per_element=element
         ),
         num_blocks=num_blocks,
         geometry=geometry,

@@ -76,7 +76,7 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
             model_config,
             geometry,
             num_blocks=size.num_blocks,
-            max_model_len=size.max_model_len,
+            max_request_tokens=size.max_request_tokens,
         )
         check_memory(config, memory, available_bytes=available_memory_bytes())
         from engine.torch_loading import load_torch_runner
@@ -86,7 +86,7 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
             model_config,
             checkpoint.weights_paths,
             num_blocks=size.num_blocks,
-            max_model_len=size.max_model_len,
+            max_request_tokens=size.max_request_tokens,
         )
         log_memory(config, memory, max_model_len=size.max_model_len)
     return LoadedRunner(

@@ -24,7 +24,7 @@ def load_torch_runner(
     weights_paths: Sequence[Path],
     *,
     num_blocks: int,
-    max_model_len: int,
+    max_request_tokens: int,
 ) -> TorchRunner:
     """Load the weights and allocate the pool; sets torch's threads for the whole process."""
     device = _open_device(config)
@@ -53,7 +53,7 @@ def load_torch_runner(
             attention=attention,
             device=device,
             max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
+            max_request_tokens=max_request_tokens,
             is_poisoning=config.debug_poison_freed_blocks,
         )
 

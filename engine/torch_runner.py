@@ -37,7 +37,7 @@ class TorchRunner:
         attention: AttentionBackend,
         device: torch.device,
         max_num_seqs: int,
-        max_model_len: int,
+        max_request_tokens: int,
         is_poisoning: bool,
     ) -> None:
         self._model = model
@@ -49,7 +49,7 @@ class TorchRunner:
             layer: index for index, group in enumerate(geometry.groups) for layer in group.layers
         }
         self._group_of_layer = [group_of[layer] for layer in range(geometry.num_layers)]
-        self._tables = SlotTables(geometry, num_slots=max_num_seqs, max_len=max_model_len)
+        self._tables = SlotTables(geometry, num_slots=max_num_seqs, max_len=max_request_tokens)
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, device)
         self._num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self._last_sampled: IntArray = np.zeros(max_num_seqs, dtype=np.int64)

@@ -23,20 +23,21 @@ _ONEDNN_BYTES = 128 * MIB
 
 
 def workspace_bytes(
-    config: EngineConfig, model: ModelConfig, *, max_model_len: int, bytes_per_element: int
+    config: EngineConfig, model: ModelConfig, *, max_request_tokens: int, bytes_per_element: int
 ) -> int:
-    """For a step of ``max_num_batched_tokens`` in which ``max_num_seqs`` sequences sample."""
+    """For a step of ``max_num_batched_tokens`` in which ``max_num_seqs`` sequences sample, one of
+    them as long as any can get."""
     num_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
     hidden = num_tokens * model.hidden_size
     # Beside the phases: residual stream, rotations, and the indices of the attention back end.
     steady = hidden * _FLOAT + num_tokens * model.head_dim * 2 * (bytes_per_element + _FLOAT)
     phase = max(
-        _attention_bytes(config, model, num_tokens, max_model_len, bytes_per_element),
+        _attention_bytes(config, model, num_tokens, max_request_tokens, bytes_per_element),
         _mlp_bytes(model, num_tokens, bytes_per_element),
         _logits_bytes(config, model, bytes_per_element),
     )
     private = _ONEDNN_BYTES if config.device == "cpu" and config.weight_layout != "mapped" else 0
-    return steady + phase + private + _table_bytes(config, model, max_model_len)
+    return steady + phase + private + _table_bytes(config, model, max_request_tokens)
 
 
 def _attention_bytes(

@@ -29,7 +29,7 @@ def report(hf_config: dict[str, Any] = LLAMA_3_8B, **config: Any) -> MemoryRepor
     model = read_model_config(hf_config)
     geometry = model.kv_geometry(block_size_tokens=16, bytes_per_element=2)
     return report_memory(
-        EngineConfig(**config), hf_config, model, geometry, num_blocks=1000, max_model_len=8192
+        EngineConfig(**config), hf_config, model, geometry, num_blocks=1000, max_request_tokens=8192
     )
 
 

@@ -134,6 +134,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("reference", ["llama", "gemma3_text"], indirect=True)
 @pytest.mark.parametrize(
     "sampling",
     [GREEDY, SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=7)],
