@@ -130,6 +130,8 @@ def _place_in_reach(
 
 def _hash_all(paths: Sequence[Path], records: FileRecords) -> None:
     unknown = [path for path in paths if records.find(path) is None]
+    if not unknown:
+        return
     total = sum(path.stat().st_size for path in unknown)
     with (
         tqdm(total=total, desc="Hashing", unit="B", unit_scale=True, disable=None) as progress,

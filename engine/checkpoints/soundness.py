@@ -21,6 +21,9 @@ from engine.checkpoints.layout import INDEX_NAME, MAX_INDEX_BYTES, MAX_TOKENIZER
 from engine.errors import CheckpointError
 from engine.models.registry import read_model_config
 
+_SAMPLE = "Hello, world! 123\n\täöü 你好"
+_MAX_REASON_CHARS = 200
+
 
 class _WeightIndex(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
@@ -56,16 +59,21 @@ def check_description(paths: Mapping[str, Path], *, where: str) -> None:
 
 
 def _check_tokenizer(path: Path) -> None:
+    """Load it and use it once: some faults show only then."""
     from tokenizers import Tokenizer
 
-    text = read_bounded(path, max_bytes=MAX_TOKENIZER_BYTES)
+    content = read_bounded(path, max_bytes=MAX_TOKENIZER_BYTES)
     try:
-        Tokenizer.from_buffer(text)
+        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode(_SAMPLE)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of its Rust code is no Exception
+        reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
         raise CorruptCheckpoint(
-            f"{path} is not a tokenizer that the tokenizers library loads ({error}). Pull the "
+            f"{path} is not a tokenizer that the tokenizers library can use ({reason}). Pull the "
             "model again, or tell its makers."
         ) from error
 

@@ -61,8 +61,11 @@ def test_weights_that_the_index_does_not_name_are_left_out(published: Path, tmp_
             lambda folder: (folder / "tokenizer_config.json").write_bytes(b"\xff"),
             "tokenizer_config",
         ),
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizers library"),
-        (lambda folder: (folder / "tokenizer.json").write_text("[" * 10**6), "tokenizers library"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizers library can use"),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text("[" * 10**6),
+            "tokenizers library can use",
+        ),
         (lambda folder: os.truncate(folder / "tokenizer.json", 1 << 40), "more than 64 MiB"),
         (lambda folder: write_json(folder / "model.safetensors.index.json", []), "index"),
         (
@@ -96,6 +99,31 @@ def test_a_broken_file_is_named_and_leaves_nothing(
     staging = home / "models" / ".staging" / "published"
     assert [path.name for path in staging.iterdir()] == ["lock"]
     assert not (home / "models" / "published").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "!!!"}},  # panics loading
+        {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}},  # does, too
+        {
+            "post_processor": {  # panics encoding
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "X", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated"}},
+        {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}},
+    ],
+)
+def test_a_tokenizer_that_would_panic_in_a_gateway_is_refused(
+    published: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    edit_json(published / "tokenizer.json", **changes)
+    with pytest.raises(CorruptCheckpoint, match="tokenizers library can use"):
+        pull(str(published), home=tmp_path / "home")
 
 
 @pytest.mark.parametrize(
