@@ -57,7 +57,10 @@ class KvGeometry:
         return self.row_bytes * self.num_layers
 
     def num_blocks_of(self, num_tokens: int) -> int:
-        """Blocks that one sequence of ``num_tokens`` holds at most while it decodes."""
+        """Blocks that one sequence of ``num_tokens`` holds at most while it decodes.
+
+        Its prompt can be computed with as many, in chunks of a block at most.
+        """
         num_blocks = 0
         for group in self.groups:
             held = num_tokens

@@ -27,7 +27,8 @@ def make_model_card(
         max_model_len=ready.max_model_len,
         max_request_tokens=ready.max_request_tokens,
         vocab_size=ready.vocab_size,
-        eos_token_ids=list(checkpoint.eos_token_ids),
+        # One that the model cannot sample would be refused as a request's stop token.
+        eos_token_ids=[t for t in checkpoint.eos_token_ids if 0 <= t < ready.vocab_size],
         tokenizer_json=checkpoint.tokenizer_path.read_bytes(),
         chat_template=checkpoint.chat_template,
         bos_token=checkpoint.special_tokens.get("bos_token"),

@@ -60,6 +60,7 @@ class RequestLimits:
             most = min(MAX_NUM_LOGPROBS, self.vocab_size)
             if num is not None and not 0 <= num <= most:
                 raise RequestError(f"{name} must lie between 0 and {most}.")
+        self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
         self._check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias])
         if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
             raise RequestError("logit_bias must hold finite numbers.")

@@ -45,8 +45,8 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """Entries ``[start, start + len(block_ids))`` of one group's block table: growth, or a block
-    that copy-on-write replaced.
+    """Entries ``[start, start + len(block_ids))`` of one group's block table: growth, a block that
+    copy-on-write replaced, or ``NO_BLOCK`` where a window has passed.
     """
 
     group: int
@@ -72,8 +72,9 @@ class ScheduledSequence:
     table_updates: tuple[TableUpdate, ...] = ()
     """Of the slot's block tables, before this step."""
     sampling_slots: tuple[int, ...] = ()
-    """Slots that each draw a token from the last position: none for all but the last prefill chunk,
-    several when the samples of one prompt part here.
+    """Slots that each draw a token from the last position: none for all but the last prefill chunk
+    (nor for that if nothing is to be generated), several when the samples of one prompt part here.
+    The others are admitted in the same plan and share the blocks that this entry writes.
     """
     following_token_id: int | None = None
     """The prompt token after this chunk, for prompt log probabilities; None if there is none."""
@@ -112,6 +113,7 @@ class SampledToken:
 
     slot: int
     token_id: int
+    """-1 when the logits were NaN or infinite: that ends this sample alone, with an error."""
     logprobs: TokenLogprobs | None = None
     """If the slot's sampling asks for it."""
 

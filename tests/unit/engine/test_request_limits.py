@@ -85,6 +85,8 @@ def test_every_option_at_its_limit_is_taken() -> None:
         ("presence_penalty", math.nan),
         ("presence_penalty", math.inf),
         ("frequency_penalty", math.nan),
+        ("stop_token_ids", (3, 50)),
+        ("stop_token_ids", (-1,)),
         ("logit_bias", ((50, 1.0),)),
         ("logit_bias", ((-1, 1.0),)),
         ("logit_bias", ((3, math.nan),)),
