@@ -45,14 +45,14 @@ def object_store(folder: Path, *, bytes_per_s: float | None = None) -> Iterator[
 def _serve(folder: Path, bytes_per_s: float | None, connection: Connection) -> None:
     class Handler(_Handler):
         root = folder
-        link = None if bytes_per_s is None else _Link(bytes_per_s)
+        link = None if bytes_per_s is None else Link(bytes_per_s)
 
     server = _Server(("127.0.0.1", 0), Handler)
     connection.send(server.server_address[1])
     server.serve_forever()
 
 
-class _Link:
+class Link:
     """A network of a given bandwidth: whoever sends waits for its turn."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -76,7 +76,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     root: Path
-    link: _Link | None
+    link: Link | None
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
