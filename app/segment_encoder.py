@@ -57,6 +57,17 @@ class SegmentEncoder:
             self._cache.put(key, token_ids)
 
 
+def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The whole text at once; special tokens in it act."""
+    # The batch call frees the interpreter lock while it works; the single one does not.
+    encodings = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    token_ids: list[int] = encodings[0].ids
+    give_way(len(token_ids))
+    del encodings  # which takes a while, too
+    give_way(len(token_ids))
+    return token_ids
+
+
 def _tokenize(tokenizer: Tokenizer, pieces: list[str]) -> list[TokenIds]:
     # The batch call frees the interpreter lock while it works; the single one does not.
     encodings = tokenizer.encode_batch_fast(pieces, add_special_tokens=False) if pieces else []

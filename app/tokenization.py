@@ -1,13 +1,10 @@
 """Messages or text to a prompt's token ids and block keys, once per request, at the gateway.
 
-Text of users never yields control tokens in a conversation: special tokens are only those that the
-template itself writes. Must not know HTTP, queues or engines beyond their ``ModelCard``.
+Must not know HTTP, queues or engines beyond their ``ModelCard``.
 """
 
 import asyncio
 import hashlib
-import re
-import secrets
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,21 +12,18 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from app.chat_encoder import ChatEncoder
 from app.chat_template import ChatTemplate, Message
 from app.detokenizer import Detokenizer, create_detokenizer_factory
 from app.errors import EngineError, InvalidRequestError
 from app.give_way import give_way
-from app.segment_cache import SegmentCache
-from app.segment_encoder import SegmentEncoder
-from app.special_tokens import SpecialTokens, replace_texts
+from app.length_bound import LengthBound
+from app.segment_encoder import encode_text
 from app.token_text import TokenText, create_token_texts
 from cache_tiers.keys import BlockKey, block_keys
 from engine.messages import KEY_STRIDE, ModelCard
 
 _MAX_CACHED_MODELS = 16
-_MAX_SEGMENT_CACHE_BYTES = 32 << 20
-"""Per model: 8 million tokens, some thousand conversations of 3,000 tokens each."""
-
 _KEYED_AT_ONCE = 8192
 """Tokens: a quarter of a millisecond's work."""
 
@@ -57,18 +51,11 @@ class ModelTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._special = SpecialTokens(tokenizer)
-        self._encoder = SegmentEncoder(tokenizer, SegmentCache(_MAX_SEGMENT_CACHE_BYTES))
         self._texts = create_token_texts(tokenizer)
         self._create_detokenizer = create_detokenizer_factory(tokenizer)
-        self._max_token_chars = _max_token_chars(tokenizer)
-        self._template = (
-            None
-            if card.chat_template is None
-            else ChatTemplate(
-                card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token
-            )
-        )
+        self._bound = LengthBound(tokenizer)
+        self._template = _template_of(card)
+        self._chat = None if self._template is None else ChatEncoder(tokenizer, self._template)
 
     @property
     def is_slow(self) -> bool:
@@ -115,32 +102,23 @@ class ModelTokenizer:
         continue_final_message: bool = False,
     ) -> list[int]:
         """The token ids of the rendered template, without a second BOS."""
-        if self._template is None:
+        if self._chat is None:
             raise InvalidRequestError(
                 f"The model `{self.card.model}` has no chat template.", param="model"
             )
-        marks = None
-        if self._special.are_spelled_in((messages, tools, template_kwargs)):
-            marks = _Marks()
-            messages, tools, template_kwargs = replace_texts(
-                (messages, tools, template_kwargs), self._special.marking(marks.mark_of)
-            )
-        rendered = self._template.render(
+        return self._chat.encode(
             messages,
             tools=tools,
             template_kwargs=template_kwargs,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        if marks is None and not self._special.are_boundaries:
-            return self._encode_whole(rendered, add_special_tokens=False)
-        return self._encode_rendered(rendered, marks)
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """With the special tokens that it spells, and those that the tokenizer puts around a text;
         never a second BOS.
         """
-        token_ids = self._encode_whole(text, add_special_tokens=add_special_tokens)
+        token_ids = encode_text(self._tokenizer, text, add_special_tokens=add_special_tokens)
         bos = self.card.bos_token
         if add_special_tokens and bos and text.startswith(bos):
             bos_id = self._tokenizer.token_to_id(bos)
@@ -150,14 +128,8 @@ class ModelTokenizer:
 
     def min_num_tokens(self, prompt: Sequence[Message] | str) -> int:
         """A lower bound for the prompt's length that costs no tokenizing."""
-        if self._tokenizer.normalizer is not None:
-            return 0  # it may shorten the text
-        num_chars = (
-            len(prompt)
-            if isinstance(prompt, str)
-            else sum(len(message["content"]) for message in prompt)
-        )
-        return num_chars // self._max_token_chars
+        texts = [prompt] if isinstance(prompt, str) else [turn["content"] for turn in prompt]
+        return self._bound.min_num_tokens(sum(map(len, texts)))
 
     def create_detokenizer(self) -> Detokenizer:
         """The state of one answer."""
@@ -181,38 +153,6 @@ class ModelTokenizer:
         """As it stands in the vocabulary; empty for an id that it lacks."""
         return self._texts.name_of(token_id)
 
-    def _encode_rendered(self, rendered: str, marks: "_Marks | None") -> list[int]:
-        """Every piece between special tokens by itself, so that it is only tokenized once."""
-        pieces: list[str] = []
-        order: list[int | None] = []  # ids of special tokens, and None where a piece stands
-        position = 0
-        for span in [*self._special.find(rendered), None]:
-            piece = rendered[position : len(rendered) if span is None else span.start]
-            if piece:
-                pieces.append(piece if marks is None else marks.restored(piece))
-                order.append(None)
-            if span is not None:
-                order.append(self._special.id_of[span.token])
-                position = span.end
-        encoded = iter(self._encoder.encode(pieces, is_first=order[:1] == [None]))
-        token_ids: list[int] = []
-        for token_id in order:
-            if token_id is None:
-                token_ids += next(encoded)
-                give_way(len(token_ids))
-            else:
-                token_ids.append(token_id)
-        return token_ids
-
-    def _encode_whole(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # The batch call frees the interpreter lock while it works; the single one does not.
-        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        token_ids: list[int] = encodings[0].ids
-        give_way(len(token_ids))
-        del encodings  # which takes a while, too
-        give_way(len(token_ids))
-        return token_ids
-
     def _prompt_of(self, token_ids: list[int], *, param: str) -> Prompt:
         if not token_ids:
             raise InvalidRequestError(f"'{param}' makes an empty prompt.", param=param)
@@ -228,33 +168,10 @@ class ModelTokenizer:
         return Prompt(token_ids=token_ids, root_key=root, block_keys=keys)
 
 
-class _Marks:
-    """Stand-ins for special tokens that a user spelled, while the template is rendered, so that
-    those left in the text are the template's own.
-    """
-
-    def __init__(self) -> None:
-        # Digits between private-use characters: no filter of a template changes them, no user can
-        # guess them.
-        self._nonce = secrets.randbelow(10**18)
-        self._texts: list[str] = []
-        self._mark_of: dict[str, str] = {}
-        self._pattern = re.compile(f"\ue000{self._nonce}:([0-9]+)\ue001")
-
-    def mark_of(self, text: str) -> str:
-        mark = self._mark_of.get(text)
-        if mark is None:
-            mark = self._mark_of[text] = f"\ue000{self._nonce}:{len(self._texts)}\ue001"
-            self._texts.append(text)
-        return mark
-
-    def restored(self, text: str) -> str:
-        return self._pattern.sub(lambda match: self._texts[int(match[1])], text)
-
-
-def _max_token_chars(tokenizer: Tokenizer) -> int:
-    names = map(tokenizer.id_to_token, range(tokenizer.get_vocab_size()))
-    return max((len(name) for name in names if name), default=1)
+def _template_of(card: ModelCard) -> ChatTemplate | None:
+    if card.chat_template is None:
+        return None
+    return ChatTemplate(card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token)
 
 
 def _block_keys(root: BlockKey, token_ids: Sequence[int], block_size: int) -> Iterator[BlockKey]:
