@@ -57,15 +57,24 @@ def load_tiny(reference: Any, folder: Path, layout: WeightLayout = "mapped") -> 
 class PagedModel:
     """Owner of a pool in which every sequence has its own blocks, shuffled."""
 
-    def __init__(self, model: DecoderModel, token_ids: Tensor, *, attention: str) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        token_ids: Tensor,
+        *,
+        attention: str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.model = model
-        self.geometry = model.config.kv_geometry(block_size_tokens=BLOCK_SIZE, bytes_per_element=4)
+        self.geometry = model.config.kv_geometry(
+            block_size_tokens=BLOCK_SIZE, bytes_per_element=dtype.itemsize
+        )
         self._token_ids = token_ids  # [num_sequences, len]
         num_sequences, length = token_ids.shape
         num_groups, num_blocks = len(self.geometry.groups), -(-length // BLOCK_SIZE)
         shuffled = np.random.default_rng(0).permutation(num_sequences * num_groups * num_blocks)
         self._blocks = shuffled.reshape(num_sequences, num_groups, num_blocks).tolist()
-        self._pool = KvPool(self.geometry, len(shuffled), dtype=torch.float32, device=CPU)
+        self._pool = KvPool(self.geometry, len(shuffled), dtype=dtype, device=CPU)
         self._pool.poison()
         self._attention = create_attention(
             attention, CPU, self.geometry, scale=model.config.attention_scale

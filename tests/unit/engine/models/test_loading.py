@@ -145,3 +145,31 @@ def test_both_spellings_of_a_gemma_with_vision_load_without_its_tower(
     save_file(tensors | {"vision_tower.encoder.weight": torch.zeros(1)}, path)
     config = read_model_config({"model_type": "gemma3", "text_config": reference.config.to_dict()})
     load_model(config, WeightFiles([path]), dtype=torch.float32, device=CPU, layout="mapped")
+
+
+@pytest.mark.parametrize("attention", ["reference", "cpu"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma3_text"])
+def test_bfloat16_computes_about_what_float32_does(
+    tmp_path: Path, model_type: str, attention: str
+) -> None:
+    reference = make_tiny_model(model_type, initializer_range=0.1, sliding_window=5)
+    config = load_tiny(reference, tmp_path).config
+    token_ids = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(3))
+    exact, coarse = (
+        PagedModel(
+            load_model(
+                config,
+                WeightFiles([tmp_path / "model.safetensors"]),
+                dtype=dtype,
+                device=CPU,
+                layout="mapped",
+            ),
+            token_ids,
+            attention=attention,
+            dtype=dtype,
+        ).step([Chunk(0, 0, 12)])[0]
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert coarse.dtype is torch.bfloat16
+    distance = (coarse.float() - exact).norm() / exact.norm()
+    assert distance < 0.03
