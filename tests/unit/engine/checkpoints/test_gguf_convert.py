@@ -210,9 +210,7 @@ def test_a_damaged_file_never_crashes_or_hangs(
         convert(path, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "value", [[1, 2], ["a", "b"], "text", True, 0, 2**31, -1.5, float("nan"), []], ids=str
-)
+@pytest.mark.parametrize("value", [[1, 2], ["a", "b"], "text", True, 2**31, -1.5, []], ids=str)
 def test_metadata_of_a_wrong_type_is_a_clear_error(
     tiny_model: "TinyModel", tmp_path: Path, value: object
 ) -> None:

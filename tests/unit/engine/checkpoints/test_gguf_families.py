@@ -2,6 +2,7 @@
 comes back as the same model.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
 }
 NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "transformers_version", "head_dim"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the models are too small to share
+    yield
+    torch.set_num_threads(before)
 
 
 def random_model(config: PreTrainedConfig) -> PreTrainedModel:

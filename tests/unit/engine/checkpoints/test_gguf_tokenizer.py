@@ -118,7 +118,7 @@ def slow_sentencepiece(vocabulary: Vocabulary, text: str, *, prefix: bool) -> li
 
 @pytest.mark.parametrize(("prefix", "inner"), [(True, []), (False, INNER)])
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_sentencepiece_text_is_cut_as_its_algorithm_says(

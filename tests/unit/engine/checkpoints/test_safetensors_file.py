@@ -65,7 +65,7 @@ HOSTILE = {
     "a shape of other size": with_header({"t": entry((5,))}),
     "a dimension below zero": with_header({"t": entry((-2, -2))}),
     "a dimension of 4,000 digits": with_header({"t": entry((10**4000,))}),
-    "a million dimensions": with_header({"t": entry([1] * 1_000_000)}),
+    "a hundred thousand dimensions": with_header({"t": entry([1] * 100_000)}),
     "an unknown type": with_header({"t": entry(dtype="F128")}),
     "a type of another type": with_header({"t": entry(dtype=32)}),
     "shape of words": with_header({"t": entry("four")}),
@@ -94,7 +94,7 @@ def test_empty_and_scalar_tensors_are_sound(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(damage=damages(180))
 def test_what_passes_is_what_the_library_reads(
