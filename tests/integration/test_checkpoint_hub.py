@@ -155,6 +155,19 @@ def test_a_killed_pull_is_continued(hub: Hub, home: Path) -> None:
     assert hub.sent_bytes.total() < 120 * MIB
 
 
+@pytest.mark.parametrize("hub", [40 * MIB], indirect=True)
+def test_ctrl_c_ends_a_pull_at_once_with_one_line(hub: Hub, home: Path) -> None:
+    hub.delay_s = 0.05
+    process = start_pull(hub, home, "hf:org/model")
+    while hub.sent_bytes.total() < MIB:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert (process.returncode, output) == (130, "")
+    assert errors == "stopped; what a pull has downloaded is kept for the next one\n"
+
+
 def test_a_model_that_cannot_run_is_refused_before_its_weights_come(hub: Hub, home: Path) -> None:
     write_json(hub.folder / "config.json", {"model_type": "mamba"})
     assert "'mamba' is not supported" in refusal(hub, home)

@@ -1,5 +1,6 @@
 """Pulling from an object store: boto3 as it is, against moto's server on loopback."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from deployments.cli import main
 from engine.checkpoints.errors import SourceUnavailable, UnsupportedCheckpoint
 from engine.checkpoints.pull import create_source, pull
 from engine.checkpoints.store import checkpoint_path, open_checkpoint
@@ -124,6 +126,20 @@ def test_a_killed_pull_is_continued(published: Path, home: Path) -> None:
     pull(SOURCE, home=home)
     verify(open_checkpoint(checkpoint_path(home, "tiny")))
     assert not journals.exists()
+
+
+def test_a_prefix_is_inspected_without_its_weights(
+    published: Path,
+    client: Any,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HEADWATER_HOME", str(home))
+    assert main(["models", "inspect", SOURCE, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["source"], report["eos_token_ids"]) == (SOURCE, [2])
+    assert not home.exists()
 
 
 def test_what_is_not_there_is_said(client: Any, home: Path) -> None:
