@@ -21,7 +21,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := .venv/.installed
 
-.PHONY: help setup serve test unit integration cluster check lint types layers format docs bench
+.PHONY: help setup serve test unit integration cluster check lint types layers format docs bench fuzz
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,3 +76,6 @@ docs: setup ## Write docs/configuration.md from the configuration classes
 bench: setup ## Measure the engine without HTTP
 	@mkdir -p $(dir $(BENCH_OUT))
 	$(BIN)/python -m benchmarks.engine --out $(BENCH_OUT)
+
+fuzz: setup ## Send the gateway 20,000 requests of all kinds
+	$(BIN)/python -m tests.fuzz --requests 20000

@@ -1,0 +1,18 @@
+"""A short fuzz run over real sockets; ``make fuzz`` is the long one."""
+
+import pytest
+
+from tests.fuzz.at_rest import assert_at_rest
+from tests.fuzz.campaign import fuzz
+from tests.fuzz.paced_chain import paced_chain
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def test_whatever_is_asked_is_answered_as_documented() -> None:
+    with paced_chain() as (chain, runner):
+        report = fuzz(chain, runner, num_requests=1500)
+        runner.run(assert_at_rest(chain))
+    assert report.num_requests >= 1500
+    assert report.num_by_status[200] > 500, "nearly everything was refused: nothing was tried"
+    assert report.num_streams > 10
