@@ -175,9 +175,21 @@ async def test_a_lost_sample_ends_the_others_before_all_start_over(bench: Bench)
     assert engine.aborts == [Abort(job.request_id)]
     assert job.num_attempts == 1, "sample 0 has not ended"
     engine.say(job.request_id, "late", index=0)
+    assert [delta.index for delta in answer_of(job).deltas] == [2], "it may show what becomes void"
     await until(lambda: job.num_attempts == 2)
     assert answer_of(job).deltas == []
     assert engine.samples[job.request_id] == {0, 1, 2}
+
+
+async def test_who_cancels_amid_a_loss_still_hears_the_counts(bench: Bench) -> None:
+    engine = FakeEngine("a")
+    bench.add(engine)
+    job = bench.send(num_samples=2, is_whole=True)
+    engine.say_ids(job.request_id, [], FinishReason.ERROR, index=1)
+    bench.dispatcher.cancel(job.request_id)
+    await until(lambda: not engine.sinks)
+    assert [delta.finish_reason for delta in answer_of(job).deltas] == [FinishReason.ABORT]
+    assert job.num_attempts == 1
 
 
 async def test_a_request_ends_with_the_last_of_its_samples(bench: Bench) -> None:

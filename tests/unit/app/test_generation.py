@@ -75,6 +75,13 @@ def test_stop_strings_are_looked_for_behind_the_fewest_tokens() -> None:
     assert sample.num_kept_tokens == 7
 
 
+def test_too_few_tokens_are_not_stopped_by_what_the_end_releases() -> None:
+    cut = TokenDelta("r", ids_of("a👋")[:-1], FinishReason.LENGTH)
+    sample = generation("\ufffd", min_tokens=4)
+    assert texts(sample, cut) == ["a\ufffd"]
+    assert sample.num_kept_tokens is None
+
+
 @pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.STOP])
 def test_a_partial_match_is_released_at_the_end(finish: FinishReason) -> None:
     sample = generation("cde")

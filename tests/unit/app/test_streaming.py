@@ -190,6 +190,7 @@ async def test_one_big_step_is_not_a_slow_client(make_edge: MakeEdge) -> None:
     client = RawClient(await make_edge(engine, slow_client_buffer_bytes=1_000))
     request_id = await request_id_at(engine)
     engine.say(request_id, "x" * 5_000)
+    await asyncio.sleep(0.01)
     engine.say(request_id, "y" * 5_000, FinishReason.LENGTH)
     await client.task
     assert client.text.endswith("data: [DONE]\n\n")

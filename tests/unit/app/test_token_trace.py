@@ -82,6 +82,7 @@ def test_a_character_in_two_tokens_leaves_with_both() -> None:
     assert trace.release(1) == ("", [])
     trace.push(1, None, "👋b")
     trace.push(2, None, "c")
+    assert trace.release(5) == ("", []), "a stop string holds the b, and that the rest"
     shown = trace.release(6)
     assert shown.text == "a👋b"
     assert [token.bytes for token in shown.tokens] == [b"a\xf0\x9f", b"\x91\x8bb"]
@@ -89,7 +90,7 @@ def test_a_character_in_two_tokens_leaves_with_both() -> None:
 
 def test_a_stop_string_cuts_the_token_that_it_begins_in() -> None:
     trace = TokenTrace({0: b"a", 1: b"bST", 2: b"OPc", EOS_ID: b""}.__getitem__)
-    for token_id, text in [(0, "a"), (EOS_ID, ""), (1, "bST"), (2, "OPc")]:
+    for token_id, text in [(0, "a"), (EOS_ID, ""), (1, "bST"), (EOS_ID, ""), (2, "OPc")]:
         trace.push(token_id, None, text)
     shown = trace.release(2, is_cut=True)
     assert shown.text == "ab"
@@ -97,6 +98,7 @@ def test_a_stop_string_cuts_the_token_that_it_begins_in() -> None:
         (0, b"a"),
         (EOS_ID, b""),
         (1, b"b"),
+        (EOS_ID, b""),
     ]
 
 
