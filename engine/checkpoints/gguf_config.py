@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.checkpoints.errors import UnsupportedCheckpoint
 from engine.checkpoints.gguf_file import GgufFile
-from engine.checkpoints.gguf_metadata import count, number, senseless, token_id, vocab_size
+from engine.checkpoints.gguf_metadata import count, flag, number, senseless, token_id, vocab_size
 from engine.checkpoints.gguf_rope import rope_parameters
 
 _MAX_WIDTH = 1 << 18  # the widest, Llama 3.1 405B, has rows of 53,248 numbers
@@ -201,3 +201,5 @@ def _refuse_variants(file: GgufFile, architecture: str) -> None:
         value = file.metadata.get(f"{architecture}.{key}", 0)
         if isinstance(value, (list, np.ndarray)) or value:
             raise UnsupportedCheckpoint(f"{file.path} {what}, which cannot be converted.")
+    if not flag(file, f"{architecture}.attention.causal", default=True):
+        raise UnsupportedCheckpoint(f"{file.path} makes embeddings, not text: it looks ahead.")

@@ -133,6 +133,10 @@ def test_a_model_that_wants_a_bos_token_gets_it(tiny_model: "TinyModel", tmp_pat
         ({"tokenizer.ggml.model": "t5"}, "t5"),
         ({"llama.rope.scaling.type": "longrope"}, "rotary"),
         ({"llama.expert_count": 8}, "mixture"),
+        ({"llama.attention.scale": 0.5}, "scales its attention"),
+        ({"llama.attention.causal": False}, "embeddings"),
+        ({"llama.attention.value_length": 16}, "value_length"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 0.5}, "attn_factor"),
         ({"llama.rope.dimension_count": 4}, "rotated"),
     ],
 )
