@@ -83,9 +83,9 @@ def check_memory(config: EngineConfig, memory: MemoryReport, *, available_bytes:
         return
     room = available_bytes - (memory.needed_bytes - memory.kv_pool_bytes)
     if config.kv_cache_bytes > room:
-        remedy = (
-            f"set kv_cache_bytes to at most {room // MIB * MIB}" if room >= MIB else "free memory"
-        )
+        remedy = "free memory, or lower max_model_len or max_num_batched_tokens"
+        if room >= MIB:
+            remedy = f"set kv_cache_bytes to at most {room // MIB * MIB}"
         raise EngineConfigError(
             f"kv_cache_bytes is {config.kv_cache_bytes}, but of {available_bytes} bytes of free "
             f"memory weights and workspace leave {max(0, room)}: {remedy}."

@@ -8,7 +8,7 @@ refused by name instead of computed wrongly.
 import math
 from dataclasses import dataclass
 
-from engine.models.config_reader import ConfigReader
+from engine.models.config_reader import MAX_SIZE, ConfigReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class RopeConfig:
         Scalings that a user adds to stretch a model leave ``max_position_embeddings`` as it was;
         Llama 3's come with the model, whose length counts them in.
         """
+        scaled_len = max_position_embeddings
         match self.scaling:
             case LinearScaling(factor) | DynamicScaling(factor):
-                return max(max_position_embeddings, int(max_position_embeddings * factor))
+                scaled_len = int(max_position_embeddings * factor)
             case YarnScaling(factor, original_len):
-                return max(max_position_embeddings, int(original_len * factor))
-            case _:
-                return max_position_embeddings
+                scaled_len = int(original_len * factor)
+        return max(max_position_embeddings, min(scaled_len, MAX_SIZE))
 
 
 def read_rope(config: ConfigReader, *, head_dim: int, default_theta: float = 1e4) -> RopeConfig:

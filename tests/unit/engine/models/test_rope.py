@@ -9,6 +9,7 @@ from transformers import DynamicCache
 
 from engine.errors import CheckpointError
 from engine.layers.rotary import RotaryEmbedding
+from engine.models.config_reader import MAX_SIZE
 from engine.models.registry import read_model_config
 from tests.unit.engine.paged_model import CPU, Chunk, PagedModel, load_tiny
 from tests.unit.engine.tiny_models import MAX_LEN, VOCAB_SIZE, make_tiny_model
@@ -127,6 +128,7 @@ def test_both_spellings_mean_the_same(scaling: dict[str, Any]) -> None:
         (YARN | {"factor": 8.0}, 8 * 64),
         (YARN | {"factor": 2.0}, MAX_LEN),
         (LLAMA3, MAX_LEN),
+        ({"rope_type": "linear", "factor": 1e15}, MAX_SIZE),
     ],
     ids=str,
 )
