@@ -2,7 +2,8 @@
 
 Text of users never yields control tokens: special tokens are only those that the template itself
 writes. Added tokens that the model's makers did not mark as special (such as ``<think>``) are words
-that models write, too: they are read as such wherever they stand. Must not know prompts, block keys or models' names.
+that models write, too: they are read as such wherever they stand. Must not know prompts, block keys
+or models' names.
 """
 
 import re

@@ -71,7 +71,7 @@ def reference(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 
 @given(TURNS)
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_conversations_are_tokenized_as_transformers_does(
     model: ModelTokenizer, reference: PreTrainedTokenizerBase, turns: list[tuple[str, str]]
 ) -> None:
@@ -82,7 +82,7 @@ def test_conversations_are_tokenized_as_transformers_does(
 
 
 @given(WRITTEN)
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_texts_are_tokenized_and_shown_as_transformers_does(
     model: ModelTokenizer, reference: PreTrainedTokenizerBase, text: str
 ) -> None:

@@ -31,6 +31,7 @@ def pieces_of(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
 
 
 @given(st.text(max_size=40) | CHATTY_TEXT)
+@settings(deadline=None)
 def test_text_comes_back_whole_and_uncut(text: str) -> None:
     pieces = pieces_of(create_byte_level(), ids_of(text))
     assert "".join(pieces) == text
@@ -40,14 +41,14 @@ def test_text_comes_back_whole_and_uncut(text: str) -> None:
 
 
 @given(ANY_IDS)
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_any_tokens_decode_as_the_whole_sequence_does(token_ids: list[int]) -> None:
     assert "".join(pieces_of(create_byte_level(), token_ids)) == TOKENIZER.decode(token_ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.text(max_size=30) | CHATTY_TEXT)
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_every_kind_of_tokenizer_brings_text_back_whole_and_uncut(kind: str, text: str) -> None:
     tokenizer = KINDS[kind]
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -59,7 +60,7 @@ def test_every_kind_of_tokenizer_brings_text_back_whole_and_uncut(kind: str, tex
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.data())
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_any_tokens_decode_as_the_whole_does(kind: str, data: st.DataObject) -> None:
     """But for bytes that are no UTF-8 in SentencePiece: see below."""
     tokenizer = KINDS[kind]
@@ -77,7 +78,7 @@ def test_any_tokens_decode_as_the_whole_does(kind: str, data: st.DataObject) -> 
 
 @pytest.mark.parametrize("kind", ["llama2", "mistral", "gemma"])
 @given(st.binary(max_size=24))
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_byte_tokens_read_as_python_reads_bytes(kind: str, text: bytes) -> None:
     tokenizer = KINDS[kind]
     token_ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text]
@@ -88,6 +89,7 @@ def test_byte_tokens_read_as_python_reads_bytes(kind: str, text: bytes) -> None:
 
 
 @given(st.lists(st.integers(0, 12), max_size=20))
+@settings(deadline=None)
 def test_word_pieces_decode_in_a_window_as_the_whole_does(token_ids: list[int]) -> None:
     tokenizer = word_piece()
     pieces = pieces_of(create_detokenizer_factory(tokenizer)(), token_ids)

@@ -1,7 +1,7 @@
 """Where a text spells special tokens, as ``tokenizers`` sees it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
@@ -36,6 +36,7 @@ def test_a_token_takes_the_white_space_beside_it_along() -> None:
 
 
 @given(st.lists(st.sampled_from(["<end>", "<e", "nd>", "x" * 32_760, "y"]), max_size=6))
+@settings(deadline=None)
 def test_nothing_is_missed_in_long_texts(parts: list[str]) -> None:
     text = "".join(parts)
     found = [(span.start, span.end) for span in with_tokens(special("<end>")).find(text)]

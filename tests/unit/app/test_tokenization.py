@@ -65,6 +65,7 @@ def test_a_conversation_is_tokenized_as_the_template_renders_it() -> None:
 
 
 @given(st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "x", "\ue000"])))
+@settings(deadline=None)
 def test_users_cannot_write_control_tokens(parts: list[str]) -> None:
     text = "".join(parts)
     token_ids = MODEL.encode_chat(user(text))
@@ -160,7 +161,7 @@ async def test_another_template_for_the_same_weights_is_built_anew() -> None:
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @pytest.mark.parametrize("kind", CHAT_KINDS)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), WRITTEN), min_size=1))
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 def test_pieces_make_the_tokens_of_the_whole(
     kind: str, template: str, turns: list[tuple[str, str]]
 ) -> None:
@@ -182,7 +183,7 @@ def test_a_tokenizer_that_cannot_be_cut_reads_the_whole() -> None:
 
 @pytest.mark.parametrize("kind", CHAT_KINDS)
 @given(st.lists(st.sampled_from([*CONTROL, "<|tu", "<|", "rn|>", "x", " "]), max_size=6))
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 def test_no_kind_of_tokenizer_lets_users_write_control_tokens(kind: str, parts: list[str]) -> None:
     model, tokenizer = model_of(kind, TEMPLATES["begins with BOS"])
     control = [tokenizer.token_to_id(content) for content in CONTROL]
@@ -278,7 +279,7 @@ def test_a_bound_for_the_length_needs_no_tokenizing() -> None:
 
 @pytest.mark.parametrize("kind", CHAT_KINDS)
 @given(st.text(max_size=30) | st.text(" \n▁e\u0301", max_size=30))
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 def test_the_bound_is_below_the_length(kind: str, text: str) -> None:
     model, _ = model_of(kind, TURNS)
     token_ids = model.encode_text(text, add_special_tokens=False)
