@@ -4,9 +4,11 @@ Everything that can refuse a request, and the first step of the engine, happen b
 sent, so that failures keep their status code.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -27,6 +29,9 @@ from engine.messages import SamplingParams, Usage
 
 _TIMEOUT_GRACE_S = 2.0
 """The engine ends a request that runs out of time; the gateway does if the engine does not."""
+
+_MAX_TOKENS_ON_LOOP = 500
+"""The log probabilities of more are written in a thread: each takes some 10 µs."""
 
 _SETTLE_S = 0.25
 """How long the counts of an answer that was given up are waited for: an engine's next step."""
@@ -129,14 +134,21 @@ class AnswerRun:
         whole = WholeAnswer(self._answer)
         await self._begin()
         await whole.wait()
-        choices = whole.choices(self._options.num_choices)
-        body = orjson.dumps(self._shape.whole(self._head, choices, self._answer.usage))
+        usage = self._answer.usage
+        num_tokens = usage.prompt_tokens + usage.completion_tokens
+        is_long = self._options.num_top_logprobs is not None and num_tokens > _MAX_TOKENS_ON_LOOP
+        build = partial(self._whole_body, whole, usage)
+        body = await asyncio.to_thread(build) if is_long else build()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _whole_body(self, whole: WholeAnswer, usage: Usage) -> bytes:
+        choices = whole.choices(self._options.num_choices)
+        return orjson.dumps(self._shape.whole(self._head, choices, usage))
 
     async def _begin(self) -> None:
         self._dispatcher.enqueue(*self._jobs)

@@ -134,7 +134,8 @@ def _prompt_run(
             num_tokens=len(prompt.token_ids),
             rules=rules,
             echo=_echo(request, tokenizer, asked, prompt) if request.echoes_prompt else None,
-            has_logprobs=sampling.num_prompt_logprobs is not None,
+            # Nothing says how likely a prompt's first token was, nor hence one of a single token.
+            has_logprobs=sampling.num_prompt_logprobs is not None and len(prompt.token_ids) > 1,
         ),
         prompt,
         sampling,

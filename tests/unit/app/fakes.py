@@ -184,7 +184,7 @@ class FakeEngine:
                 fake_logprobs(token_id, num_prompt)
                 for token_id in self.requests[request_id].token_ids[1:]
             ]
-            if is_first and num_prompt is not None
+            if is_first and num_prompt is not None and len(self.requests[request_id].token_ids) > 1
             else None,
         )
         self.send(delta)

@@ -180,3 +180,12 @@ async def test_both_paths_answer(make_edge: MakeEdge, path: str) -> None:
     edge = await make_edge(FakeEngine(reply="ok"))
     question = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     assert (await edge.http.post(path, json=question)).status_code == 200
+
+
+async def test_many_log_probabilities_are_those_of_few(make_edge: MakeEdge) -> None:
+    """They are written in a thread."""
+    edge = await make_edge(FakeEngine(reply="ab" * 300))
+    (choice,) = (await edge.chat(logprobs=True)).json()["choices"]
+    entries = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == ["a", "b"] * 300
+    assert entries[:2] == entries[-2:]

@@ -178,3 +178,14 @@ async def test_an_engine_lost_before_the_end_costs_a_whole_answer_nothing(
     body = (await asking).json()
     assert [choice["text"] for choice in body["choices"]] == ["whole 0", "whole 1"]
     assert body["usage"]["completion_tokens"] == 2 * len("whole 0")
+
+
+async def test_a_prompt_of_one_token_has_nothing_to_be_scored(make_edge: MakeEdge) -> None:
+    def reply(request: EngineRequest, index: int) -> list[int]:
+        return ids_of("b")
+
+    edge = await make_edge(FakeEngine(reply=reply))
+    (choice,) = (await edge.complete("a", echo=True, logprobs=1)).json()["choices"]
+    assert choice["text"] == "ab"
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert len(choice["logprobs"]["tokens"]) == 2
