@@ -56,7 +56,7 @@ class RenderBudget:
         self.check_time()
         self._num_left_bytes -= num_bytes
         if num_bytes > self._max_value_bytes or self._num_left_bytes < 0:
-            raise TemplateLimitError("it makes too much text of these messages")
+            raise TemplateLimitError("it makes too much text")
 
     def charge_value(self, value: Any) -> int:
         """For ``value``, whatever it holds; returns its size."""
@@ -93,6 +93,6 @@ def _num_bytes_of(value: Any, *, max_bytes: int | None) -> int:
             elif not (item is None or isinstance(item, int | float | range | Undefined)):
                 raise TemplateLimitError(f"it treats a {type(item).__name__} as a value")
         if max_bytes is not None and num_bytes + _NODE_BYTES * len(below) > max_bytes:
-            raise TemplateLimitError("it makes too much text of these messages")
+            raise TemplateLimitError("it makes too much text")
         level = below
     return num_bytes

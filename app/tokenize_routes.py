@@ -34,8 +34,9 @@ class TokenizeRoute:
         body = await read_body(scope, receive, self._gateway.config.max_body_bytes)
         request = parse_tokenize_request(parse_json_object(body))
         tokenizer = await _tokenizer_of(self._gateway, request.model, scope)
-        work = partial(_tokenize, request, tokenizer)
-        await _answer(work, len(body), self._gateway, scope, receive, send)
+        is_long = self._gateway.config.tokenize_off_loop_chars < len(body) or tokenizer.is_slow
+        content = await _run(partial(_tokenize, request, tokenizer), is_long=is_long)
+        await Response(content, media_type="application/json")(scope, receive, send)
 
 
 class DetokenizeRoute:
@@ -49,8 +50,9 @@ class DetokenizeRoute:
         body = await read_body(scope, receive, self._gateway.config.max_body_bytes)
         request = parse_detokenize_request(parse_json_object(body))
         tokenizer = await _tokenizer_of(self._gateway, request.model, scope)
-        work = partial(_detokenize, request, tokenizer)
-        await _answer(work, len(body), self._gateway, scope, receive, send)
+        is_long = self._gateway.config.tokenize_off_loop_chars < len(body)
+        content = await _run(partial(_detokenize, request, tokenizer), is_long=is_long)
+        await Response(content, media_type="application/json")(scope, receive, send)
 
 
 async def _tokenizer_of(gateway: Gateway, model: str, scope: Scope) -> ModelTokenizer:
@@ -59,17 +61,8 @@ async def _tokenizer_of(gateway: Gateway, model: str, scope: Scope) -> ModelToke
     return await gateway.tokenizers.get(dispatcher.ready_card)
 
 
-async def _answer(
-    work: Callable[[], bytes],
-    num_body_bytes: int,
-    gateway: Gateway,
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-) -> None:
-    is_long = num_body_bytes > gateway.config.tokenize_off_loop_chars
-    content = await asyncio.to_thread(work) if is_long else work()
-    await Response(content, media_type="application/json")(scope, receive, send)
+async def _run(work: Callable[[], bytes], *, is_long: bool) -> bytes:
+    return await asyncio.to_thread(work) if is_long else work()
 
 
 def _tokenize(request: TokenizeRequest, tokenizer: ModelTokenizer) -> bytes:
