@@ -116,15 +116,15 @@ class BlockManager:
         sequence.num_published_blocks = len(hit.block_tables[0])
         sequence.num_writable_tokens = 0
 
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let ``child`` share all blocks of ``parent``; who writes to a shared one copies it."""
-        for table in parent.block_tables:
-            for block_id in table:
-                if block_id != NO_BLOCK:
-                    self._pool.acquire(block_id)
-        child.block_tables = [table.copy() for table in parent.block_tables]
-        child.num_passed_blocks = parent.num_passed_blocks.copy()
-        parent.num_writable_tokens = child.num_writable_tokens = 0
+    def fork(self, parent: Sequence, children: list[Sequence]) -> None:
+        """Let ``children`` share all blocks of ``parent``; who writes to a shared one copies it."""
+        for table, num_passed in zip(parent.block_tables, parent.num_passed_blocks, strict=True):
+            self._pool.share(table[num_passed:], len(children))
+        for child in children:
+            child.block_tables = [table.copy() for table in parent.block_tables]
+            child.num_passed_blocks = parent.num_passed_blocks.copy()
+            child.num_writable_tokens = 0
+        parent.num_writable_tokens = 0
 
     def drop_passed(self, sequence: Sequence) -> tuple[TableUpdate, ...]:
         """Give up the blocks that no token after those computed can see."""

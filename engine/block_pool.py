@@ -57,6 +57,12 @@ class BlockPool:
             del self._kept[block_id]
         self._ref_counts[block_id] += 1
 
+    def share(self, block_ids: Iterable[int], num_holders: int) -> None:
+        """Add a reference for each of ``num_holders`` to blocks that are referenced."""
+        for block_id in block_ids:
+            assert self._ref_counts[block_id] > 0
+            self._ref_counts[block_id] += num_holders
+
     def release(self, block_id: int) -> None:
         """Drop one reference; the last one makes the block kept if it is cached, else blank."""
         self._ref_counts[block_id] -= 1

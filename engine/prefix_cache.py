@@ -6,6 +6,7 @@ window before its end is there. Must not know reference counts, tokens or sequen
 """
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 from cache_tiers.keys import BlockKey
@@ -137,33 +138,33 @@ class PrefixCache:
 
     def _find(self, keys: Iterable[BlockKey], num_tokens: int) -> list[BlockKey]:
         """The keys of the longest prefix that is a hit in every group."""
-        prefix: list[BlockKey] = []
-        for key in keys:
-            if not all(key in blocks for blocks in self._full):
-                break
-            prefix.append(key)
+        for blocks in self._full:
+            keys = takewhile(blocks.__contains__, keys)
+        prefix = list(keys)
         if self._sliding:
             del prefix[self._num_in_windows(prefix, num_tokens) :]
         return prefix
 
     def _num_in_windows(self, prefix: list[BlockKey], num_tokens: int) -> int:
         """The longest part of ``prefix`` from whose end all windows reach back over cached blocks
-        only.
+        only. Looks from the end, at no block of a group twice.
         """
-        num_hit = 0
-        run_starts = [0] * len(self._sliding)
-        for num_keys, key in enumerate(prefix, start=1):
-            position = min(num_keys * self._block_size, num_tokens - 1)
-            is_hit = True
+        num_hit = len(prefix)
+        run_starts = [num_hit] * len(self._sliding)
+        """Per group: its blocks from here to ``num_hit`` are there."""
+        while True:
+            position = min(num_hit * self._block_size, num_tokens - 1)
             for number, (blocks, window) in enumerate(self._sliding):
-                if key not in blocks:
-                    run_starts[number] = num_keys
-                is_hit &= run_starts[number] <= num_passed_blocks(
-                    window, position, self._block_size
-                )
-            if is_hit:
-                num_hit = num_keys
-        return num_hit
+                num_passed = num_passed_blocks(window, position, self._block_size)
+                start = min(run_starts[number], num_hit)
+                while start > num_passed and prefix[start - 1] in blocks:
+                    start -= 1
+                run_starts[number] = start
+                if start > num_passed:
+                    num_hit = start - 1  # up to the block that is missing
+                    break
+            else:
+                return num_hit
 
     def _remove(self, content: CachedBlock) -> None:
         key, group, chain_len = content

@@ -9,30 +9,15 @@ Pure bookkeeping: must not know clocks, tensors or transport.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.block_manager import BlockManager, PrefixHit
 from engine.config import EngineConfig
 from engine.messages import FinishReason
+from engine.plan_draft import PlanDraft
 from engine.result_match import match_result
 from engine.sequence import Sequence
-from engine.step import (
-    Admission,
-    BlockCopy,
-    ScheduledSequence,
-    StepPlan,
-    StepResult,
-    TableUpdate,
-)
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making."""
-
-    scheduled: list[ScheduledSequence] = field(default_factory=list)
-    admissions: list[Admission] = field(default_factory=list)
-    block_copies: list[BlockCopy] = field(default_factory=list)
+from engine.step import ScheduledSequence, StepPlan, StepResult, TableUpdate
 
 
 @dataclass(slots=True)
@@ -97,7 +82,7 @@ class Scheduler:
         """The next step, or ``None`` when no sequence is here."""
         if not self._running and not self._waiting:
             return None
-        draft = _Draft()
+        draft = PlanDraft()
         self._plan_decodes(draft)
         budget_tokens = max(self._budget_tokens - len(draft.scheduled), self._min_prefill_tokens)
         budget_tokens = self._plan_running_prefill(draft, budget_tokens)
@@ -157,7 +142,7 @@ class Scheduler:
             assert sequence.finish_reason is None, "a finished sequence is still here"
         self._blocks.check_integrity(self._running)
 
-    def _plan_decodes(self, draft: _Draft) -> None:
+    def _plan_decodes(self, draft: PlanDraft) -> None:
         for sequence in self._running:  # only its end is taken away meanwhile
             if not sequence.is_last_on_device:
                 continue
@@ -168,17 +153,7 @@ class Scheduler:
                 if not self._make_room(sequence, end):
                     return
                 updates = (*passed, *self._blocks.extend(sequence, end, draft.block_copies))
-            assert sequence.slot is not None
-            draft.scheduled.append(
-                ScheduledSequence(
-                    slot=sequence.slot,
-                    start=sequence.num_computed_tokens,
-                    token_ids=(),
-                    is_last_pending=True,
-                    table_updates=updates,
-                    sampling_slots=sequence.own_slots,
-                )
-            )
+            draft.add_decode(sequence, updates)
 
     def _make_room(self, sequence: Sequence, end: int) -> bool:
         """Free the blocks that ``sequence`` needs; ``False`` when it arrived last and gave way."""
@@ -193,13 +168,13 @@ class Scheduler:
                 return False
         return True
 
-    def _plan_running_prefill(self, draft: _Draft, budget_tokens: int) -> int:
+    def _plan_running_prefill(self, draft: PlanDraft, budget_tokens: int) -> int:
         # Only the last one can be amid its prefill: nobody is admitted before it had all it needs.
         if not self._running or self._running[-1].is_last_on_device:
             return budget_tokens
         return self._plan_chunk(draft, self._running[-1], budget_tokens)
 
-    def _plan_admissions(self, draft: _Draft, budget_tokens: int) -> None:
+    def _plan_admissions(self, draft: PlanDraft, budget_tokens: int) -> None:
         while budget_tokens > 0 and self._waiting and self._free_slots:
             sequence = self._waiting[0]
             hit = self._find_admissible(sequence)
@@ -212,8 +187,9 @@ class Scheduler:
                 sequence.cached_tokens = hit.num_tokens
                 self.totals.num_prompt_tokens += sequence.num_tokens
                 self.totals.num_cached_prompt_tokens += hit.num_tokens
-            draft.admissions.append(_admission(sequence))
+            draft.admit(sequence)
             budget_tokens = self._plan_chunk(draft, sequence, budget_tokens)
+            assert sequence.slot is not None, "admitted without room for a token"
 
     def _find_admissible(self, sequence: Sequence) -> PrefixHit | None:
         """What ``sequence`` starts with, or ``None`` if it does not fit now."""
@@ -236,11 +212,10 @@ class Scheduler:
         # a block's length.
         return (len(self._running) + 1) * self._blocks.num_groups
 
-    def _plan_chunk(self, draft: _Draft, sequence: Sequence, budget_tokens: int) -> int:
+    def _plan_chunk(self, draft: PlanDraft, sequence: Sequence, budget_tokens: int) -> int:
         """Plan the next tokens of a prompt; returns the budget left: 0 while more of it is to come,
         or while samples wait that will end with it.
         """
-        assert sequence.slot is not None
         start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
         end = min(num_tokens, start + budget_tokens)
         updates: tuple[TableUpdate, ...] = ()
@@ -252,29 +227,17 @@ class Scheduler:
                 return 0
             updates = (*passed, *self._blocks.extend(sequence, end, draft.block_copies))
         is_last = end == num_tokens
-        following_token_id = None
-        if sequence.needs_prompt_logprobs and not is_last:
-            following_token_id = sequence.request.token_ids[end]
-        draft.scheduled.append(
-            ScheduledSequence(
-                slot=sequence.slot,
-                start=start,
-                token_ids=sequence.slice(start, end),
-                is_last_pending=False,
-                table_updates=updates,
-                sampling_slots=self._sampling_slots(draft, sequence) if is_last else (),
-                following_token_id=following_token_id,
-            )
-        )
+        sampling_slots = self._sampling_slots(draft, sequence) if is_last else ()
+        draft.add_chunk(sequence, end, updates, sampling_slots)
         if not is_last or (sequence.sampling.max_tokens == 0 and self._is_next_sibling(sequence)):
             return 0
         return budget_tokens - (end - start)
 
-    def _sampling_slots(self, draft: _Draft, sequence: Sequence) -> tuple[int, ...]:
+    def _sampling_slots(self, draft: PlanDraft, sequence: Sequence) -> tuple[int, ...]:
         """Who draws from the last token of a prompt: its siblings that find a place do, too."""
         if sequence.sampling.max_tokens == 0:
             return ()
-        slots = sequence.own_slots
+        siblings: list[Sequence] = []
         while (
             self._free_slots
             and self._is_next_sibling(sequence)
@@ -282,11 +245,13 @@ class Scheduler:
         ):
             sibling = self._waiting.popleft()
             self._enter(sibling)
-            self._blocks.fork(sequence, sibling)
             sibling.cached_tokens = sequence.cached_tokens
-            draft.admissions.append(_admission(sibling))
-            slots += sibling.own_slots
-        return slots
+            siblings.append(sibling)
+        if siblings:
+            self._blocks.fork(sequence, siblings)
+        for sibling in siblings:
+            draft.admit(sibling)
+        return sum((sibling.own_slots for sibling in siblings), start=sequence.own_slots)
 
     def _is_next_sibling(self, sequence: Sequence) -> bool:
         return bool(self._waiting) and self._waiting[0].is_sibling(sequence)
@@ -307,17 +272,14 @@ class Scheduler:
             sibling.cached_tokens = sequence.cached_tokens
         return ended
 
-    def _seal(self, draft: _Draft) -> StepPlan:
+    def _seal(self, draft: PlanDraft) -> StepPlan:
         self._num_steps += 1
         released_slots = tuple(self._released_slots)
         self._released_slots.clear()
-        return StepPlan(
-            step_id=self._num_steps,
+        return draft.seal(
+            self._num_steps,
             released_slots=released_slots,
             freed_block_ids=self._blocks.take_freed_block_ids(),
-            block_copies=tuple(draft.block_copies),
-            admissions=tuple(draft.admissions),
-            scheduled=tuple(draft.scheduled),
         )
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -344,14 +306,3 @@ class Scheduler:
         if sequence.needs_prompt_logprobs:
             sequence.prompt_logprobs.clear()  # those of the whole prompt come again
         self._blocks.release(sequence)
-
-
-def _admission(sequence: Sequence) -> Admission:
-    assert sequence.slot is not None
-    return Admission(
-        slot=sequence.slot,
-        sampling=sequence.sampling,
-        block_tables=tuple(tuple(table) for table in sequence.block_tables),
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        past_token_ids=sequence.past_token_ids,
-    )

@@ -139,13 +139,14 @@ def test_a_reset_drops_what_the_unfinished_step_published() -> None:
 
 
 def fork(manager: BlockManager, parent: Sequence, num_forks: int) -> list[Sequence]:
-    forks: list[Sequence] = []
-    for _ in range(num_forks):
-        child = Sequence(parent.request, deadline_s=1e9, max_len=1000, index=len(forks) + 1)
-        manager.fork(parent, child)
+    forks = [
+        Sequence(parent.request, deadline_s=1e9, max_len=1000, index=index)
+        for index in range(1, num_forks + 1)
+    ]
+    manager.fork(parent, forks)
+    for child in forks:
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_published_blocks = parent.num_published_blocks
-        forks.append(child)
     return forks
 
 

@@ -122,6 +122,13 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.acquire(block_id)
             self.counts[block_id] += 1
 
+    @rule(block_ids=st.sets(st.integers(0, 5)), num_holders=st.integers(1, 3))
+    def share(self, block_ids: set[int], num_holders: int) -> None:
+        referenced = [block_id for block_id in block_ids if self.counts[block_id] > 0]
+        self.pool.share(referenced, num_holders)
+        for block_id in referenced:
+            self.counts[block_id] += num_holders
+
     @rule(block_id=st.integers(0, 5))
     def release(self, block_id: int) -> None:
         if self.counts[block_id] > 0:

@@ -66,7 +66,15 @@ class Tracer:
     counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     has_raised: bool = False
 
-    files = ("scheduler.py", "block_manager.py", "block_pool.py", "prefix_cache.py", "sequence.py")
+    files = (
+        "scheduler.py",
+        "plan_draft.py",
+        "result_match.py",
+        "block_manager.py",
+        "block_pool.py",
+        "prefix_cache.py",
+        "sequence.py",
+    )
     entries = frozenset({"plan", "commit", "finish", "make_delta"})
     """What ``step`` and ``abort`` call; reporting the load between steps is left out."""
 

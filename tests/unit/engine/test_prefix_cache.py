@@ -2,6 +2,8 @@
 rollback."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cache_tiers.keys import BlockKey
 from engine.messages import KEY_STRIDE, CacheEvents
@@ -176,3 +178,32 @@ def test_without_full_groups_events_follow_all_groups() -> None:
     assert cache.take_events() is None
     cache.insert(keys[-1], 1, 2, KEY_STRIDE)
     assert cache.take_events() == CacheEvents(1, stored=[keys[-1]], evicted=[])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    windows=st.lists(st.none() | st.integers(1, 30), min_size=1, max_size=4),
+    held=st.lists(st.sets(st.integers(0, 9)), min_size=4, max_size=4),
+    is_whole=st.booleans(),
+)
+def test_the_longest_prefix_is_the_one_found_by_trying_all(
+    windows: list[int | None], held: list[set[int]], is_whole: bool
+) -> None:
+    cache, keys = make_cache(tuple(windows)), make_keys(10)
+    for group, _ in enumerate(windows):
+        for index in held[group]:
+            cache.insert(keys[index], group, 100 * group + index, index + 1)
+    num_tokens = 10 * BLOCK_SIZE + (not is_whole)
+
+    def is_hit(num_keys: int) -> bool:
+        position = min(num_keys * BLOCK_SIZE, num_tokens - 1)
+        return all(
+            index in held[group]
+            for group, window in enumerate(windows)
+            for index in range(num_keys)
+            # The block's last token is seen by the next one computed.
+            if window is None or (index + 1) * BLOCK_SIZE - 1 > position - window
+        )
+
+    longest = max(num_keys for num_keys in range(11) if is_hit(num_keys))
+    assert [len(table) for table in cache.match(keys, num_tokens)] == [longest] * len(windows)
