@@ -333,3 +333,47 @@ def test_the_client_reads_no_internals_and_the_log_names_the_requests(
         assert "before the step" not in str(answers[name].error)
         assert name in caplog.text
     assert "InjectedError: before the step" in caplog.text
+
+
+@dataclass
+class NanRunner:
+    """Has no valid logits for one slot in one step."""
+
+    inner: ModelRunner
+    bad_step: int
+    bad_slot: int
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = self.inner.execute(plan)
+        if plan.step_id != self.bad_step:
+            return result
+        sampled = tuple(
+            SampledToken(token.slot, -1) if token.slot == self.bad_slot else token
+            for token in result.sampled
+        )
+        return StepResult(plan.step_id, sampled, result.prompt_logprobs)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@pytest.mark.parametrize("bad_step", [1, 2, 5])
+def test_invalid_logits_of_one_row_end_one_request_and_the_step_counts(bad_step: int) -> None:
+    engine = make_small_engine(NanRunner(make_runner(NUM_BLOCKS, WINDOWS), bad_step, bad_slot=1))
+    engine.add(make_request("good", PROMPTS["aborted"], max_tokens=8))
+    engine.add(make_request("bad", PROMPTS["late"], max_tokens=8, num_logprobs=1))
+
+    answers = run_to_end(engine)
+
+    bad, good = answers["bad"], answers["good"]
+    assert bad.finish_reason is FinishReason.ERROR
+    assert bad.error == "The model computed no valid logits for this request."
+    assert len(bad.token_ids) == len(bad.logprobs) == bad_step - 1
+    assert bad.usage is not None
+    assert bad.usage.completion_tokens == bad_step - 1
+    assert good.finish_reason is FinishReason.LENGTH
+    alone = answers_alone(make_request("good", PROMPTS["aborted"], max_tokens=8))
+    assert good.token_ids == alone["good"].token_ids
+    assert engine.num_failed_steps == 0
+    load = engine.step().load
+    assert (load.num_free_blocks, load.num_generated_tokens) == (NUM_BLOCKS, 8 + bad_step - 1)

@@ -7,7 +7,6 @@ from engine.config import EngineConfig
 from engine.kv_geometry import KvGeometry, KvGroup
 from engine.messages import EngineRequest, FinishReason, SamplingParams
 from engine.scheduler import Scheduler
-from engine.seeds import sample_seed
 from engine.sequence import Sequence
 from tests.unit.engine.fakes import make_config
 from tests.unit.engine.scheduler_harness import TOKEN, Harness, answer, prompt
@@ -232,16 +231,6 @@ def test_what_led_to_invalid_logits_is_not_found_but_older_blocks_are() -> None:
 
     assert again.cached_tokens == 8
     assert set(plan.freed_block_ids) >= {2, 3}
-
-
-def test_seeds_of_samples_differ_and_the_first_is_the_requests_own() -> None:
-    seeds = {sample_seed(seed, index) for seed in range(100) for index in range(100)}
-    assert len(seeds) == 10_000
-    assert [sample_seed(seed, 0) for seed in (0, 5, 2**64 - 1)] == [0, 5, 2**64 - 1]
-    assert all(0 <= sample_seed(2**64 - 1, index) < 2**64 for index in range(128))
-    # Neighbours differ in about half of their bits.
-    flips = [(sample_seed(7, i) ^ sample_seed(7, i + 1)).bit_count() for i in range(1, 127)]
-    assert 28 < sum(flips) / len(flips) < 36
 
 
 @pytest.mark.parametrize(
