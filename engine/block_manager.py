@@ -127,7 +127,10 @@ class BlockManager:
         parent.num_writable_tokens = 0
 
     def drop_passed(self, sequence: Sequence) -> tuple[TableUpdate, ...]:
-        """Give up the blocks that no token after those computed can see."""
+        """Give up the blocks that no token after those computed can see.
+
+        Due before ``extend``: in between, a sequence holds no more than it held there.
+        """
         updates: list[TableUpdate] = []
         for group, window in self._sliding:
             begin = sequence.num_passed_blocks[group]
