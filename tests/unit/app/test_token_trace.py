@@ -1,19 +1,29 @@
 """Which bytes of the text came of which token: joined, they are the text."""
 
-from hypothesis import given
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.detokenizer import create_detokenizer_factory
+from app.detokenizer import Detokenizer, create_detokenizer_factory
+from app.echo import create_echo
+from app.token_text import create_token_texts
 from app.token_trace import TokenTrace, TracedToken
+from engine.messages import TokenLogprobs
 from tests.unit.app.fakes import EOS_ID, TOKENIZER, ids_of
+from tests.unit.app.tokenizer_kinds import CHAT_KINDS, word_piece
+
+KINDS = {name: create() for name, create in CHAT_KINDS.items()} | {"word_piece": word_piece()}
 
 create_detokenizer = create_detokenizer_factory(TOKENIZER)
 
 
-def traced(token_ids: list[int], bytes_of: dict[int, bytes]) -> tuple[str, list[TracedToken]]:
+def traced(
+    token_ids: list[int], bytes_of: Callable[[int], bytes], detokenizer: Detokenizer
+) -> tuple[str, list[TracedToken]]:
     """Released after every token; checks every release."""
-    trace = TokenTrace(lambda token_id: bytes_of.get(token_id, b""))
-    detokenizer = create_detokenizer()
+    trace = TokenTrace(bytes_of)
     text, tokens, num_held = "", list[TracedToken](), 0
 
     def release(piece: str) -> None:
@@ -49,6 +59,43 @@ def vocabulary() -> dict[int, bytes]:
 VOCABULARY = vocabulary()
 
 
+def own_bytes(token_id: int) -> bytes:
+    return VOCABULARY.get(token_id, b"")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_every_kind_of_tokenizer_can_be_traced(kind: str, data: st.DataObject) -> None:
+    """Its texts are only what it says of each token by itself."""
+    tokenizer = KINDS[kind]
+    texts = create_token_texts(tokenizer)
+    ids = st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=20)
+    words = st.text(max_size=12).map(lambda text: tokenizer.encode(text).ids)
+    token_ids = data.draw(ids | words)
+    create = create_detokenizer_factory(tokenizer)
+    shown, tokens = traced(token_ids, lambda token_id: bytes(texts.of(token_id).bytes), create())
+    whole = create()
+    assert shown == "".join([*map(whole.push, token_ids), whole.flush()])
+    assert [token.token_id for token in tokens] == token_ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.text(min_size=1, max_size=12))
+@settings(max_examples=30, deadline=None)
+def test_a_prompt_is_echoed_as_it_was_sent(kind: str, prompt: str) -> None:
+    tokenizer = KINDS[kind]
+    create = create_detokenizer_factory(tokenizer)
+    token_ids = tokenizer.encode(prompt).ids
+    if token_ids:
+        texts = create_token_texts(tokenizer)
+        make = create_echo(prompt, token_ids, create(), texts.of, has_logprobs=True)
+        piece = make([TokenLogprobs(-1.0, [], [])] * (len(token_ids) - 1))
+        assert piece.text == prompt
+        assert [token.token_id for token in piece.tokens] == token_ids
+        assert b"".join(token.bytes for token in piece.tokens) == prompt.encode()
+
+
 @given(st.text(max_size=20), st.lists(st.integers(0, 257), max_size=6), st.integers(0, 20))
 def test_joined_bytes_are_the_text_whatever_the_tokens(
     text: str, odd_ids: list[int], position: int
@@ -56,7 +103,7 @@ def test_joined_bytes_are_the_text_whatever_the_tokens(
     """Specials (256, 257) and bytes that are no UTF-8 stand amid the text."""
     token_ids = ids_of(text)
     token_ids[position:position] = odd_ids
-    shown, tokens = traced(token_ids, VOCABULARY)
+    shown, tokens = traced(token_ids, own_bytes, create_detokenizer())
     detokenizer = create_detokenizer()
     whole = "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
     assert shown == whole
@@ -65,13 +112,13 @@ def test_joined_bytes_are_the_text_whatever_the_tokens(
 
 @given(st.text(max_size=20))
 def test_tokens_of_valid_text_keep_their_own_bytes(text: str) -> None:
-    _, tokens = traced(ids_of(text), VOCABULARY)
+    _, tokens = traced(ids_of(text), own_bytes, create_detokenizer())
     assert [token.bytes for token in tokens] == [bytes([byte]) for byte in text.encode()]
 
 
 @given(st.text(max_size=20))
 def test_a_vocabulary_that_says_otherwise_changes_no_text(text: str) -> None:
-    shown, tokens = traced(ids_of(text), dict.fromkeys(range(256), b"??"))
+    shown, tokens = traced(ids_of(text), lambda _: b"??", create_detokenizer())
     assert shown == text
     assert b"".join(token.bytes for token in tokens) == text.encode()
 
