@@ -116,11 +116,11 @@ class Downloads:
                 f"{file.name} arrived with sha256 {digest} instead of {file.sha256}. Pull again; "
                 "if it happens twice, the source is damaged."
             )
+        # In this order nothing is lost to whoever is killed between two lines.
+        stat = data.stat()
+        self.records.add(data, FileEntry(stat.st_size, digest, stat.st_mtime_ns))
+        data.replace(self._complete / file.name)
         journal.unlink()
-        target = self._complete / file.name
-        data.replace(target)
-        stat = target.stat()
-        self.records.add(target, FileEntry(stat.st_size, digest, stat.st_mtime_ns))
 
     def _fetch_parts(
         self,
@@ -196,16 +196,18 @@ def _read_part(file: RemoteFile, partial: PartialFile, part: _Part, progress: "_
 
 
 def _join(tasks: Sequence[Future[None]], progress: "_Progress") -> None:
+    """Wait for all; of several failures raise one that isn't only a consequence."""
     try:
-        done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
-        failures = [error for task in done if (error := task.exception()) is not None]
-        if failures:
-            # Of several, the first one that isn't only a consequence.
-            raise next((e for e in failures if not isinstance(e, _StoppedError)), failures[0])
+        wait(tasks, return_when=FIRST_EXCEPTION)
     finally:  # also at Ctrl-C, which arrives here
         progress.stop()
         for task in tasks:
             task.cancel()
+    wait(tasks)
+    ended = [task.exception() for task in tasks if not task.cancelled()]
+    failures = [error for error in ended if error is not None]
+    if failures:
+        raise next((e for e in failures if not isinstance(e, _StoppedError)), failures[0])
 
 
 class _StoppedError(Exception):

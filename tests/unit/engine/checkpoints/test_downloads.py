@@ -1,6 +1,7 @@
 import hashlib
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,6 +159,20 @@ def test_one_failure_stops_the_other_files_and_is_the_one_reported(tmp_path: Pat
 
     with pytest.raises(SourceUnavailable, match="no such file"):
         fetch(tmp_path, RemoteFile("a", 10, endless), RemoteFile("b", 10, failing))
+
+
+def test_the_cause_is_reported_even_if_its_consequences_end_first(tmp_path: Path) -> None:
+    def read(begin: int, end: int) -> Iterator[bytes]:
+        if begin:  # the file can't end before its other parts have
+            time.sleep(0.1)
+        raise SourceUnavailable("no such file")
+
+    def endless(begin: int, end: int) -> Iterator[bytes]:
+        while True:
+            yield b""
+
+    with pytest.raises(SourceUnavailable, match="no such file"):
+        fetch(tmp_path, RemoteFile("a", 5 * PART, read), RemoteFile("b", 10, endless))
 
 
 def test_too_little_room_is_said_before_anything_is_read(tmp_path: Path) -> None:
