@@ -131,6 +131,8 @@ class BlockManager:
 
         Due before ``extend``: in between, a sequence holds no more than it held there.
         """
+        if not self._sliding:
+            return ()
         updates: list[TableUpdate] = []
         for group, window in self._sliding:
             begin = sequence.num_passed_blocks[group]
