@@ -3,12 +3,13 @@
 import asyncio
 import gc
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from starlette.types import Message, Receive, Scope
 
-from app.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError
+from app.errors import ApiError, BodyTimeoutError, BodyTooLargeError, InvalidRequestError
 
 BODY_TIMEOUT_S = 60.0
 """A client that takes longer to send its body holds one of the gateway's places for nothing."""
@@ -37,8 +38,8 @@ async def read_body(
 ) -> bytes:
     """The whole body.
 
-    Raises ``BodyTooLargeError`` as soon as it is known to be over the limit, ``BodyTimeoutError``
-    when it is not there in time.
+    Raises ``InvalidRequestError`` for a compressed one, ``BodyTooLargeError`` as soon as it is
+    known to be over the limit, ``BodyTimeoutError`` when it is not there in time.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -49,11 +50,11 @@ async def read_body(
 
 async def _read(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes:
     headers = dict(scope["headers"])
-    length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > max_body_bytes:
+    refusal = _refusal_of_headers(headers, max_body_bytes)
+    if refusal is not None:
         if b"expect" not in headers:
             await _drain(receive, 0)
-        raise BodyTooLargeError(max_body_bytes)
+        raise refusal
     chunks: list[bytes] = []
     num_bytes = 0
     while True:
@@ -67,6 +68,18 @@ async def _read(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes:
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _refusal_of_headers(headers: Mapping[bytes, bytes], max_body_bytes: int) -> ApiError | None:
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+    if encoding.lower() != "identity":
+        return InvalidRequestError(
+            f"The Content-Encoding '{encoding[:50]}' is not supported: send the JSON as it is."
+        )
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > max_body_bytes:
+        return BodyTooLargeError(max_body_bytes)
+    return None
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:

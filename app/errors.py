@@ -114,6 +114,20 @@ class BodyTimeoutError(ApiError):
         super().__init__(f"The request body did not arrive within {timeout_s:g} seconds.")
 
 
+class HeadersTooLargeError(ApiError):
+    """More headers, or longer ones, than any honest client sends."""
+
+    status = 431
+    type = "invalid_request_error"
+    default_code = "headers_too_large"
+
+    def __init__(self, max_headers: int, max_bytes: int) -> None:
+        super().__init__(
+            f"The request's headers must be at most {max_headers} and hold at most {max_bytes} "
+            "bytes."
+        )
+
+
 class OverloadedError(ApiError):
     """No capacity now; worth another try after ``retry_after_s``."""
 

@@ -7,7 +7,7 @@ import re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.body import ClientGoneError
-from app.errors import ApiError
+from app.errors import ApiError, HeadersTooLargeError
 from app.gateway import Gateway
 from app.record import RequestRecord, attach_record, create_record
 
@@ -18,6 +18,10 @@ PUBLIC_PATHS = frozenset({"/health"})
 
 # Ray Serve obeys these; a client must not set the server's own time limits.
 _STRIPPED_HEADERS = frozenset({b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
+
+MAX_HEADERS = 256
+MAX_HEADERS_BYTES = 64 * 1024
+"""Proxies in front allow less, but uvicorn's fast parser takes whatever is sent."""
 
 _UNSAFE_ID_CHARS = re.compile(rb"[^A-Za-z0-9._:-]")
 _MAX_CLIENT_ID_LEN = 128
@@ -58,6 +62,7 @@ class RequestMiddleware:
     ) -> None:
         record = responder.record
         try:
+            _check_headers(scope)
             if scope["path"] not in PUBLIC_PATHS:
                 self._gateway.authenticator.check(authorization)
             await self._app(scope, receive, responder.send)
@@ -108,6 +113,13 @@ class _Responder:
         ]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _check_headers(scope: Scope) -> None:
+    headers = scope["headers"]
+    num_bytes = sum(len(name) + len(value) for name, value in headers)
+    if len(headers) > MAX_HEADERS or num_bytes > MAX_HEADERS_BYTES:
+        raise HeadersTooLargeError(MAX_HEADERS, MAX_HEADERS_BYTES)
 
 
 def _client_id(value: bytes | None) -> str | None:

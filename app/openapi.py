@@ -44,11 +44,12 @@ _ERRORS = {
     "405": "The path exists, for other methods.",
     "408": "The body did not arrive in time.",
     "413": "The body is larger than the server's limit.",
+    "431": "The headers are more, or longer, than the server takes.",
     "500": "The server or an engine failed.",
     "503": "No capacity now, or the model is still loading; `retry-after` says when to try again.",
     "504": "A time limit of the server ran out.",
 }
-_EVERYWHERE = ("401", "405", "500")
+_EVERYWHERE = ("401", "405", "431", "500")
 
 
 @cache

@@ -256,6 +256,25 @@ async def test_a_chunked_body_that_grows_over_the_limit_is_refused(edge: Edge) -
     assert response.status_code == 413
 
 
+async def test_a_compressed_body_is_refused_by_what_it_is(edge: Edge) -> None:
+    response = await edge.http.post(
+        "/v1/chat/completions", content=b"\x1f\x8b", headers={"content-encoding": "gzip"}
+    )
+    assert response.status_code == 400
+    assert "Content-Encoding 'gzip' is not supported" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[("x", "a" * 66_000)], [(f"x-{number}", "") for number in range(300)]],
+    ids=["long", "many"],
+)
+async def test_a_flood_of_headers_is_refused(edge: Edge, headers: list[tuple[str, str]]) -> None:
+    response = await edge.http.post("/v1/chat/completions", json=GOOD, headers=headers)
+    assert response.status_code == 431
+    assert response.json()["error"]["code"] == "headers_too_large"
+
+
 async def test_the_templates_own_words_are_passed_on(edge: Edge) -> None:
     response = await edge.http.post(
         "/v1/chat/completions",
