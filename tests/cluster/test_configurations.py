@@ -1,5 +1,6 @@
-"""Every file in `configs/`: read, built, and placed on a made-up node of 8 GPUs."""
+"""Every file in `configs/`: read, built, placed on a made-up node of 8 GPUs, its shapes loaded."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -9,15 +10,27 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from ray.serve._private.build_app import build_app
 
 from deployments.build import build_gateway, build_model
+from deployments.config import ModelArgs
 from deployments.serve_file import ServeFile, read_serve_file
+from engine.loader import MetaWeights
+from engine.model_size import model_size
+from engine.models.loading import load_model
+from engine.models.registry import read_model_config
+from tests.quickstart import cached_checkpoint
 
-CONFIGURATIONS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONFIGURATIONS = sorted((REPOSITORY / "configs").glob("*.yaml"))
+MODEL_CONFIGS = REPOSITORY / "tests" / "data" / "model_configs"
 NUM_GPUS = 8
 NUM_CPUS = 96
 PLACEMENT_TIMEOUT_S = 60.0
+GPU_BYTES = 80e9
+WORKSPACE_BYTES = 4e9
+"""Activations, logits and what CUDA keeps for itself."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -107,3 +120,32 @@ def test_a_replica_too_many_finds_no_place(gpu_node: None, monkeypatch: pytest.M
     monkeypatch.setattr(f"{__name__}.PLACEMENT_TIMEOUT_S", 3.0)
     with pytest.raises(ray.exceptions.GetTimeoutError):
         _place([{"num_cpus": 1, "num_gpus": 1}] * (NUM_GPUS + 1))
+
+
+def _hf_config(args: ModelArgs) -> dict[str, Any]:
+    """config.json of a model: kept beside the tests where fetching it would fetch gigabytes."""
+    kept = MODEL_CONFIGS / f"{args.name}.json"
+    if kept.exists():
+        return dict(json.loads(kept.read_text("utf-8")))
+    checkpoint = cached_checkpoint(args.source, name=args.name, sha256=args.source_sha256)
+    return checkpoint.config
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+def test_the_models_of_a_configuration_have_the_shapes_that_are_planned_for(path: Path) -> None:
+    for args in (section.args for section in read_serve_file(path).models):
+        config = read_model_config(_hf_config(args))
+        dtype = getattr(torch, args.engine.dtype)
+        weights = MetaWeights(dtype)
+        model = load_model(
+            config, weights, dtype=dtype, device=torch.device("meta"), layout="mapped"
+        )
+        assert model.config is config
+        size = model_size(config, dtype_bytes=dtype.itemsize)
+        assert weights.num_bytes == size.weight_bytes
+        max_len = min(args.engine.max_model_len or config.max_context_len, config.max_context_len)
+        kv_bytes = size.request_kv_bytes(max_len, args.engine.block_size_tokens)
+        assert kv_bytes <= args.engine.kv_cache_bytes, f"{args.name}: no room for max_model_len"
+        if args.num_gpus:
+            needed_bytes = size.weight_bytes + args.engine.kv_cache_bytes + WORKSPACE_BYTES
+            assert needed_bytes <= args.num_gpus * GPU_BYTES
