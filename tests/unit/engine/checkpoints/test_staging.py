@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoints.staging import staged
+from engine.checkpoints.staging import clean_up, staged
 from engine.checkpoints.store import checkpoint_path
 
 
@@ -78,6 +78,35 @@ def test_a_checkpoint_caught_between_two_renames_is_put_back(tmp_path: Path) -> 
     (replaced / "file").write_text("old")
     with staged(tmp_path, "model") as staging:
         assert (staging.final / "file").read_text() == "old"
+
+
+def killed_after_commit(home: Path) -> Path:
+    """The folder of downloads that it left."""
+    checkpoint_path(home, "model").mkdir(parents=True)
+    downloads = home / "models" / ".staging" / "model" / "downloads"
+    downloads.mkdir(parents=True)
+    return downloads
+
+
+def test_what_a_pull_left_that_was_killed_after_its_commit_is_deleted(tmp_path: Path) -> None:
+    downloads = killed_after_commit(tmp_path)
+    clean_up(tmp_path, "model")
+    assert not downloads.exists()
+    assert checkpoint_path(tmp_path, "model").exists()
+
+
+def test_nothing_is_deleted_under_the_hands_of_whoever_is_at_work(tmp_path: Path) -> None:
+    downloads = killed_after_commit(tmp_path)
+    with staged(tmp_path, "model"):
+        clean_up(tmp_path, "model")
+        assert downloads.exists()
+
+
+def test_downloads_for_a_checkpoint_that_is_not_there_yet_are_kept(tmp_path: Path) -> None:
+    downloads = killed_after_commit(tmp_path)
+    checkpoint_path(tmp_path, "model").rmdir()
+    clean_up(tmp_path, "model")
+    assert downloads.exists()
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
