@@ -4,13 +4,13 @@ import pytest
 
 from tests.fuzz.at_rest import assert_at_rest
 from tests.fuzz.campaign import fuzz
-from tests.fuzz.paced_chain import paced_chain
+from tests.fuzz.small_chain import small_chain
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def test_whatever_is_asked_is_answered_as_documented() -> None:
-    with paced_chain() as (chain, runner):
+    with small_chain("paced") as (chain, runner):
         report = fuzz(chain, runner, num_requests=1500)
         runner.run(assert_at_rest(chain))
     assert report.num_requests >= 1500
