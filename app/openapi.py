@@ -61,6 +61,7 @@ def openapi_document() -> bytes:
             "title": "Headwater",
             "version": package_version(),
             "description": "Fields beyond those listed are ignored; null is the same as absent. "
+            "Integers are written as such: 1, not 1.0. "
             "Paths under `/v1` are also served without it.",
         },
         "security": [{"bearer": []}, {}],

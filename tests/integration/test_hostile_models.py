@@ -1,7 +1,7 @@
 """Corrupt and hostile model folders, from `headwater models pull` to a served model.
 
-What each reader refuses, its own tests say; here, that nothing of it reaches a user as more than one
-line, nor takes the machine's memory or time.
+What each reader refuses, its own tests say; here, that nothing of it reaches a user as more than
+one line, nor takes the memory or time of the machine.
 """
 
 import asyncio
