@@ -132,6 +132,9 @@ class Dispatcher:
         self.fleet.index.check_integrity()
         running = [job for member in self.fleet for job in member.running.values()]
         assert all(job.is_running for job in running)
+        for member in self.fleet:
+            num_samples = sum(job.num_open_samples for job in member.running.values())
+            assert num_samples == member.num_running_samples
         assert not any(job.is_running for job in self._queue)
         waiting_ids = [job.request_id for job in self._queue]
         assert sorted(waiting_ids + [job.request_id for job in running]) == sorted(self._jobs)
@@ -183,7 +186,7 @@ class Dispatcher:
     def on_step(self, client: EngineClient, events: CacheEvents | None) -> None:
         member = self.fleet.get(client.card.engine_id)
         if member is not None:
-            self.fleet.see_step(member, events)
+            self.fleet.see_step(member, events, self._clock())
 
     def on_draining(self, client: EngineClient) -> None:
         self._rechoose(self._queue.waiting_for(client.card.engine_id))
@@ -239,7 +242,7 @@ class Dispatcher:
 
     def _announce(self, member: Member | None) -> None:
         if member is not None:
-            member.announce_demand(self._queue.num_waiting(member.engine_id))
+            member.announce_demand(len(self._queue.lane(member.engine_id).jobs))
 
     def _tick(self) -> None:
         self._tick_handle = None
@@ -271,8 +274,10 @@ class Dispatcher:
         job.submitted_s = now_s
         job.num_attempts += 1
         job.num_open_samples = job.num_samples
+        job.has_begun = False
         job.loss = None
         member.running[job.request_id] = job
+        member.num_running_samples += job.num_samples
         self.fleet.count_send(member, job)
         request = EngineRequest(
             request_id=job.request_id,
@@ -286,13 +291,16 @@ class Dispatcher:
         member.client.submit(request, partial(self._on_delta, member, job))
 
     def _on_delta(self, member: Member, job: Job, delta: TokenDelta) -> None:
+        job.has_begun = True
         if delta.finish_reason is not None:
             self._end_sample(member, job, delta)
         elif job.loss is None:
             job.answer.on_delta(delta)
 
     def _end_sample(self, member: Member, job: Job, delta: TokenDelta) -> None:
-        job.num_open_samples = 0 if delta.is_refused else job.num_open_samples - 1
+        num_ended = job.num_open_samples if delta.is_refused else 1
+        job.num_open_samples -= num_ended
+        member.num_running_samples -= num_ended
         is_lost = delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
         is_lost = is_lost and not delta.is_refused and not job.is_cancelled
         if job.loss is None:

@@ -15,6 +15,13 @@ from app.routing.policy import Candidate, choose
 from engine.messages import KEY_STRIDE, CacheEvents
 
 
+_VIEW_AGE_STEPS = 1.5
+"""A view is made at the end of a step, of what was there when it began."""
+
+_VIEW_DELAY_S = 0.02
+"""On the way, and in this process's queue."""
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """One connected engine."""
@@ -22,10 +29,9 @@ class Member:
     client: EngineClient
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     running: dict[str, Job] = field(default_factory=dict)
-    num_unseen: int = 0
-    """Requests submitted since the last load view."""
-    num_unseen_tokens: int = 0
-    """Their uncached prompt tokens."""
+    num_running_samples: int = 0
+    unseen: dict[Job, int] = field(default_factory=dict)
+    """Uncached prompt tokens of submitted requests that the last load view may not show."""
     announced_demand: int = 0
     """As the engine counts: each submit takes one off (``engine.messages.Demand``)."""
     is_retiring: bool = False
@@ -76,10 +82,19 @@ class Fleet:
         self.index.forget(engine_id)
         return self._members.pop(engine_id, None)
 
-    def see_step(self, member: Member, events: CacheEvents | None) -> None:
-        """``member``'s load view is new; it shows what was submitted before."""
-        member.num_unseen = 0
-        member.num_unseen_tokens = 0
+    def see_step(self, member: Member, events: CacheEvents | None, now_s: float) -> None:
+        """``member``'s load view is new: it shows what the engine has begun with, and what was
+        submitted before the step began.
+        """
+        shown_s = now_s - _VIEW_AGE_STEPS * member.client.load.step_time_s - _VIEW_DELAY_S
+        member.unseen = {
+            job: num_tokens
+            for job, num_tokens in member.unseen.items()
+            if job.request_id in member.running
+            and not job.has_begun
+            and job.submitted_s is not None
+            and job.submitted_s > shown_s
+        }
         if events is not None:
             self.index.apply(member.engine_id, events)
 
@@ -89,8 +104,7 @@ class Fleet:
         keys = job.prompt.index_keys
         num_matching = self.index.num_matching(keys).get(member.engine_id, 0)
         num_cached = num_matching * KEY_STRIDE * member.client.card.block_size_tokens
-        member.num_unseen += 1
-        member.num_unseen_tokens += len(job.prompt.token_ids) - num_cached
+        member.unseen[job] = len(job.prompt.token_ids) - num_cached
         self.index.add(member.engine_id, keys)
 
     def choose(self, job: Job, queue: WaitingQueue) -> Member | None:
@@ -113,18 +127,19 @@ class Fleet:
 
 
 def _candidate(member: Member, num_matching: int, job: Job, queue: WaitingQueue) -> Candidate:
-    num_waiting = queue.num_waiting(member.engine_id)
-    num_waiting_tokens = queue.num_waiting_tokens(member.engine_id)
+    lane = queue.lane(member.engine_id)
+    num_waiting, num_waiting_tokens = lane.num_samples, lane.num_tokens
     if job.engine_id == member.engine_id:  # it need not wait for itself
-        num_waiting -= 1
+        num_waiting -= job.num_samples
         num_waiting_tokens -= len(job.prompt.token_ids)
-    block_size_tokens = member.client.card.block_size_tokens
+    card = member.client.card
     return Candidate(
         engine_id=member.engine_id,
         load=member.client.load,
-        block_size_tokens=block_size_tokens,
-        num_cached_tokens=num_matching * KEY_STRIDE * block_size_tokens,
-        num_in_flight=len(member.running) + num_waiting,
-        num_unseen=member.num_unseen + num_waiting,
-        num_unseen_tokens=member.num_unseen_tokens + num_waiting_tokens,
+        block_size_tokens=card.block_size_tokens,
+        num_cached_tokens=num_matching * KEY_STRIDE * card.block_size_tokens,
+        num_in_flight=member.num_running_samples + num_waiting,
+        num_unseen=sum(unseen.num_samples for unseen in member.unseen) + num_waiting,
+        num_unseen_tokens=sum(member.unseen.values()) + num_waiting_tokens,
+        max_num_seqs=card.max_num_seqs,
     )

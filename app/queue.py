@@ -55,6 +55,8 @@ class Job:
     """Chosen while it waits, given while it runs; None while no engine is there."""
     is_running: bool = False
     is_cancelled: bool = False
+    has_begun: bool = False
+    """While it runs: the engine has said something of it."""
     num_open_samples: int = 0
     """While it runs: those that have not had their last delta."""
     loss: str | None = None
@@ -72,12 +74,25 @@ def _order(job: Job) -> tuple[float, str]:
     return job.order
 
 
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The jobs that wait for one engine, and their sums."""
+
+    jobs: list[Job] = field(default_factory=list)
+    """Oldest first."""
+    num_samples: int = 0
+    num_tokens: int = 0
+    """Of their prompts."""
+
+
+_EMPTY = Lane()
+
+
 class WaitingQueue:
     """All waiting jobs of one model."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str | None, list[Job]] = {}
-        self._tokens_of: dict[str | None, int] = {}
+        self._lanes: dict[str | None, Lane] = {}
         self._len = 0
 
     def __len__(self) -> int:
@@ -85,34 +100,33 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Job]:
         """All jobs as they are now, by engine; the queue may change meanwhile."""
-        return iter([job for lane in self._lanes.values() for job in lane])
+        return iter([job for lane in self._lanes.values() for job in lane.jobs])
+
+    def lane(self, engine_id: str | None) -> Lane:
+        """What waits for the engine; to read."""
+        return self._lanes.get(engine_id, _EMPTY)
 
     def waiting_for(self, engine_id: str | None) -> list[Job]:
-        """Oldest first."""
-        return list(self._lanes.get(engine_id, ()))
-
-    def num_waiting(self, engine_id: str | None) -> int:
-        return len(self._lanes.get(engine_id, ()))
-
-    def num_waiting_tokens(self, engine_id: str | None) -> int:
-        """Prompt tokens that wait for the engine."""
-        return self._tokens_of.get(engine_id, 0)
+        """As they are now, oldest first; the queue may change meanwhile."""
+        return list(self.lane(engine_id).jobs)
 
     def add(self, job: Job) -> None:
         """Put ``job`` under ``job.engine_id``, in the order of arrival."""
-        insort(self._lanes.setdefault(job.engine_id, []), job, key=_order)
-        num_tokens = self._tokens_of.get(job.engine_id, 0) + len(job.prompt.token_ids)
-        self._tokens_of[job.engine_id] = num_tokens
+        lane = self._lanes.setdefault(job.engine_id, Lane())
+        insort(lane.jobs, job, key=_order)
+        lane.num_samples += job.num_samples
+        lane.num_tokens += len(job.prompt.token_ids)
         self._len += 1
 
     def remove(self, job: Job) -> None:
         """Precondition: ``job`` waits here."""
         lane = self._lanes[job.engine_id]
-        lane.remove(job)
-        self._tokens_of[job.engine_id] -= len(job.prompt.token_ids)
+        lane.jobs.remove(job)
+        lane.num_samples -= job.num_samples
+        lane.num_tokens -= len(job.prompt.token_ids)
         self._len -= 1
-        if not lane:
-            del self._lanes[job.engine_id], self._tokens_of[job.engine_id]
+        if not lane.jobs:
+            del self._lanes[job.engine_id]
 
     def move(self, job: Job, engine_id: str | None) -> None:
         """Put ``job`` under another engine; it keeps its age."""
@@ -128,10 +142,10 @@ class WaitingQueue:
         The oldest one for that engine; but one whose wait began before ``urgent_before_s`` goes
         first, whichever engine it was meant for, if it ``fits`` this one.
         """
-        heads = [lane[0] for lane in self._lanes.values()]
+        heads = [lane.jobs[0] for lane in self._lanes.values()]
         urgent = [job for job in heads if job.queued_s <= urgent_before_s and fits(job)]
-        lane = self._lanes.get(engine_id)
-        job = min(urgent, key=_order) if urgent else lane[0] if lane else None
+        own = self._lanes.get(engine_id)
+        job = min(urgent, key=_order) if urgent else own.jobs[0] if own else None
         if job is not None:
             self.remove(job)
         return job
@@ -142,10 +156,9 @@ class WaitingQueue:
 
     def check_integrity(self) -> None:
         """Lanes are in order and agree with the sums. For tests."""
-        assert self._len == sum(map(len, self._lanes.values()))
-        assert self._tokens_of.keys() == self._lanes.keys()
+        assert self._len == sum(len(lane.jobs) for lane in self._lanes.values())
         for engine_id, lane in self._lanes.items():
-            assert lane == sorted(lane, key=_order)
-            assert all(job.engine_id == engine_id for job in lane)
-            num_tokens = sum(len(job.prompt.token_ids) for job in lane)
-            assert self._tokens_of[engine_id] == num_tokens
+            assert lane.jobs == sorted(lane.jobs, key=_order)
+            assert all(job.engine_id == engine_id for job in lane.jobs)
+            assert lane.num_samples == sum(job.num_samples for job in lane.jobs)
+            assert lane.num_tokens == sum(len(job.prompt.token_ids) for job in lane.jobs)

@@ -213,6 +213,8 @@ class ModelCard(msgspec.Struct, frozen=True, tag="card"):
     """Unix time of the weights, for ``/v1/models``."""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     """Of the model's ``generation_config.json``."""
+    max_num_seqs: int = 0
+    """Samples that run side by side; 0: not said."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, tag="step", omit_defaults=True):

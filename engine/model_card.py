@@ -35,4 +35,5 @@ def make_model_card(
         eos_token=checkpoint.special_tokens.get("eos_token"),
         created_s=int(checkpoint.weights_paths[0].stat().st_mtime),
         sampling_defaults=checkpoint.sampling_defaults,
+        max_num_seqs=spec.config.max_num_seqs,
     )

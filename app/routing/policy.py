@@ -2,7 +2,8 @@
 no state.
 
 The cost of an engine is the estimated time to the first token there: the prefill work before and of
-this request, which a cached prefix shortens, and a step for each sequence that shares the steps.
+this request, which a cached prefix shortens, a step for each sequence that shares the steps, and
+the wait for a place if all are taken.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from engine.messages import LoadView
 
 UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
 """Until an engine has measured its own: equal for all, it only weighs prefill against steps."""
+
+MEAN_ANSWER_S = 10.0
+"""How long an answer takes its place, about: 400 tokens at 25 ms."""
 
 TIE_RATIO = 0.05
 TIE_S = 0.001
@@ -28,11 +32,13 @@ class Candidate:
     num_cached_tokens: int
     """Of this request's prompt."""
     num_in_flight: int
-    """Requests of this gateway that run or wait there."""
+    """Samples of this gateway's requests that run or wait there."""
     num_unseen: int
-    """Requests sent or queued for it by this gateway that ``load`` does not show yet."""
+    """Those of requests that ``load`` does not show yet, or that wait for it in this gateway."""
     num_unseen_tokens: int
-    """Their prompt tokens."""
+    """Prompt tokens of those requests."""
+    max_num_seqs: int
+    """Samples that the engine runs side by side; 0 while unknown."""
 
 
 def choose(
@@ -69,5 +75,19 @@ def cost_s(num_prompt_tokens: int, candidate: Candidate) -> float:
     # KV that has to be freed first was somebody's work; it is about as much to be done again.
     num_missing = max(0, num_uncached - num_free_tokens) if is_measured else 0
     num_tokens = load.pending_prefill_tokens + candidate.num_unseen_tokens
-    num_sharing = load.num_running + load.num_waiting + candidate.num_unseen
-    return (num_tokens + num_uncached + num_missing) / rate + num_sharing * load.step_time_s
+    # A view may be older than the submits before it: there are at least this gateway's own.
+    num_sharing = max(
+        load.num_running + load.num_waiting + candidate.num_unseen, candidate.num_in_flight
+    )
+    return (
+        (num_tokens + num_uncached + num_missing) / rate
+        + num_sharing * load.step_time_s
+        + _place_wait_s(num_sharing, candidate.max_num_seqs)
+    )
+
+
+def _place_wait_s(num_before: int, max_num_seqs: int) -> float:
+    """Little's law: of full places one becomes free every ``MEAN_ANSWER_S / max_num_seqs``."""
+    if max_num_seqs == 0:
+        return 0.0
+    return max(0, num_before + 1 - max_num_seqs) * MEAN_ANSWER_S / max_num_seqs

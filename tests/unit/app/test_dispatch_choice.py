@@ -52,6 +52,7 @@ async def test_equal_prefixes_go_to_the_same_engine_and_others_spread(bench: Ben
     engines = {name: FakeEngine(name) for name in ("a", "b")}
     bench.add(*engines.values())
     first = bench.send(600, token=1)
+    bench.now_s += 1
     for engine in engines.values():
         engine.step(LoadView(num_blocks=1000, num_free_blocks=1000))
     same, different = bench.send(600, token=1), bench.send(600, token=2)
@@ -64,6 +65,29 @@ async def test_what_was_just_sent_weighs_before_the_engine_says_so(bench: Bench)
     long = bench.send(600, token=1)
     short = [bench.send(20, token=2), bench.send(20, token=3)]
     assert long.engine_id not in {job.engine_id for job in short}
+
+
+async def test_a_view_made_before_a_request_came_does_not_hide_it(bench: Bench) -> None:
+    engines = {name: FakeEngine(name) for name in ("a", "b")}
+    bench.add(*engines.values())
+    idle = LoadView(num_blocks=1000, num_free_blocks=1000, step_time_s=0.1)
+    for engine in engines.values():
+        engine.step(idle)
+    first = bench.send(600, token=1)
+    assert first.engine_id is not None
+    bench.now_s += 0.01
+    engines[first.engine_id].step(idle)  # of the step that ran meanwhile
+    assert bench.send(600, token=2).engine_id != first.engine_id
+
+
+async def test_samples_of_one_request_weigh_as_many_requests(bench: Bench) -> None:
+    engines = [FakeEngine("a"), FakeEngine("b")]
+    for engine in engines:
+        engine.load = LoadView(step_time_s=0.1)
+    bench.add(*engines)
+    wide = bench.send(num_samples=4, token=1)
+    narrow = [bench.send(token=token).engine_id for token in range(2, 5)]
+    assert wide.engine_id not in narrow
 
 
 async def test_a_waiting_request_does_not_move_between_equal_engines(bench: Bench) -> None:

@@ -22,6 +22,7 @@ def candidate(engine_id: str = "e0", load: LoadView = IDLE, **fields: Any) -> Ca
         num_in_flight=0,
         num_unseen=0,
         num_unseen_tokens=0,
+        max_num_seqs=0,
     )
     return dataclasses.replace(idle, **fields)
 
@@ -51,13 +52,28 @@ def test_running_sequences_cost_a_step_each() -> None:
     assert choose(100, [busy, candidate("free")]).engine_id == "free"
 
 
+def test_an_engine_without_a_place_is_chosen_only_for_a_prefix_that_saves_more() -> None:
+    full = candidate("full", loaded(num_running=4), max_num_seqs=4)
+    slower = candidate("slower", loaded(num_running=3, step_time_s=0.03), max_num_seqs=4)
+    assert choose(100, [full, slower]).engine_id == "slower"
+    warm = dataclasses.replace(full, num_cached_tokens=4096)
+    assert choose(4000, [warm, slower]).engine_id == "full"
+
+
+def test_a_view_that_is_older_than_the_last_submits_hides_none_of_them() -> None:
+    sent = candidate("sent", num_in_flight=4)
+    assert choose(100, [sent, candidate("free")]).engine_id == "free"
+
+
 def test_full_memory_repels() -> None:
     full = candidate("full", loaded(num_free_blocks=0))
     assert choose(500, [full, candidate("free")]).engine_id == "free"
 
 
 def test_ties_keep_the_current_engine_then_the_least_busy_then_rotate() -> None:
-    busy, a, b = candidate("busy", num_in_flight=1), candidate("a"), candidate("b")
+    unmeasured = loaded(step_time_s=0.0)
+    busy = candidate("busy", unmeasured, num_in_flight=1)
+    a, b = candidate("a", unmeasured), candidate("b", unmeasured)
     assert choose(10, [busy, a, b], current="busy").engine_id == "busy"
     assert {choose(10, [busy, a, b], rotation=turn).engine_id for turn in range(4)} == {"a", "b"}
 
@@ -81,6 +97,7 @@ CANDIDATES = st.builds(
     num_in_flight=st.integers(0, 100),
     num_unseen=st.integers(0, 100),
     num_unseen_tokens=st.integers(0, 10**6),
+    max_num_seqs=st.integers(0, 100),
 )
 
 
