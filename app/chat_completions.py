@@ -112,4 +112,4 @@ async def _tokenize(request: ChatRequest, tokenizer: ModelTokenizer, *, is_long:
         add_generation_prompt=request.adds_generation_prompt,
         continue_final_message=request.continues_final_message,
     )
-    return await asyncio.to_thread(build) if is_long else build()
+    return await asyncio.to_thread(build) if is_long or tokenizer.is_slow else build()

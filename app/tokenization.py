@@ -104,7 +104,8 @@ class ModelTokenizer:
         """The token ids of the rendered template, without a second BOS."""
         if self._chat is None:
             raise InvalidRequestError(
-                f"The model `{self.card.model}` has no chat template.", param="model"
+                f"The model `{self.card.model}` has no chat template: use /v1/completions.",
+                param="model",
             )
         return self._chat.encode(
             messages,
