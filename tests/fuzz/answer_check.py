@@ -4,11 +4,11 @@ The document that the gateway serves is the judge of shapes. Must not know how r
 """
 
 import json
-from collections import Counter
 from typing import Any
 
 from jsonschema_rs import Draft202012Validator
 
+from tests.fuzz.answer_parts import check_events, check_whole
 from tests.fuzz.exchange import Answer, Request
 
 ERROR_KEYS = {"message", "type", "param", "code"}
@@ -47,7 +47,10 @@ class AnswerCheck:
             return
         assert answer.media_type in content, "a media type that the document does not name"
         if answer.media_type == "application/json":
-            self._validate(content["application/json"]["schema"], json.loads(answer.body))
+            value = json.loads(answer.body)
+            self._validate(content["application/json"]["schema"], value)
+            if "choices" in value:
+                check_whole(value)
         elif answer.media_type == "text/event-stream":
             check_events(answer.body)
 
@@ -79,22 +82,3 @@ class AnswerCheck:
                 {"$ref": reference, "components": {"schemas": self._components["schemas"]}}
             )
         self._validators[reference].validate(value)
-
-
-def check_events(body: bytes) -> None:
-    """A stream is complete: every choice ends once, nothing failed, and ``[DONE]`` is last."""
-    events = [event for event in body.decode().split("\n\n") if event and event[0] != ":"]
-    assert all(event.startswith("data: ") for event in events), "an event of another kind"
-    assert events[-1] == "data: [DONE]", "the stream has no end"
-    seen: set[int] = set()
-    ends: Counter[int] = Counter()
-    for event in events[:-1]:
-        chunk = json.loads(event.removeprefix("data: "))
-        assert "error" not in chunk, "the answer failed"
-        for choice in chunk["choices"]:
-            assert choice["index"] not in ends, "a choice goes on after its end"
-            seen.add(choice["index"])
-            if choice["finish_reason"] is not None:
-                ends[choice["index"]] += 1
-    assert seen, "a stream without choices"
-    assert ends == Counter(seen), "not every choice ended once"

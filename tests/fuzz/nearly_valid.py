@@ -70,6 +70,8 @@ def _requests(draw: st.DrawFn, route: _Route) -> Request:
     options = {name: draw(route.options[name]) for name in names if name}
     if draw(st.integers(0, 15)):
         options |= {values.NEEDED[name]: True for name in names if name in values.NEEDED}
+    if "stream" in route.options and draw(st.booleans()):
+        options["stream"] = True
     pairs += options.items()
     if draw(st.integers(0, 5)) == 0:
         odd_name = draw(st.sampled_from([*dict(pairs), "", "unknown", "model\0"]))
