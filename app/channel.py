@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from app.client import DeltaSink, EngineListener
-from app.membership import ConnectError, EngineAddress
+from app.membership import ConnectError, EngineAddress, PrepareCard
 from engine.messages import (
     Abort,
     Demand,
@@ -39,8 +39,10 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(EngineMessage)
 
 
-async def connect_engine(address: EngineAddress, listener: EngineListener) -> "ChannelClient":
-    """Dial ``address`` and read its card. Raises ``ConnectError`` or ``WireError``."""
+async def connect_engine(
+    address: EngineAddress, listener: EngineListener, prepare: PrepareCard
+) -> "ChannelClient":
+    """Dial ``address``, read its card and prepare it. Raises ``ConnectError`` or ``WireError``."""
     connection = await connect(address.endpoint, secret=address.secret)
     try:
         async with asyncio.timeout(CARD_TIMEOUT_S):
@@ -51,6 +53,7 @@ async def connect_engine(address: EngineAddress, listener: EngineListener) -> "C
             raise ConnectError(
                 f"{address.endpoint} is {card.engine_id!r}, not {address.engine_id!r}"
             )
+        card = await prepare(card)
     except (TimeoutError, msgspec.DecodeError, ConnectError) as error:
         connection.close("no valid model card")
         reason = str(error) or f"no model card within {CARD_TIMEOUT_S:g} s"

@@ -1,7 +1,7 @@
 """Brings each request of one model to an engine: choose, wait for a credit, submit.
 
-A request whose engine is lost before anything was shown starts over. Owns the waiting queue and every
-open job; one event loop. Must not know HTTP or text.
+A request whose engine is lost before anything was shown starts over. Owns the waiting queue and
+every open job; one event loop. Must not know HTTP or text.
 """
 
 import asyncio

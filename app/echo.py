@@ -26,9 +26,10 @@ def create_echo(
 
     Takes a few microseconds per token.
     """
-    if not has_logprobs and isinstance(prompt, str):
-        echo = Piece(prompt)
-        return lambda logprobs: echo
+    if not has_logprobs:
+        parts = [prompt] if isinstance(prompt, str) else [*map(detokenizer.push, token_ids)]
+        echo = Piece("".join([*parts, detokenizer.flush()]))
+        return lambda _: echo
     tokens = _placed(prompt, token_ids, detokenizer, token_text)
     text = b"".join(token.bytes for token in tokens).decode()
     if isinstance(prompt, str) and text != prompt:
@@ -38,8 +39,6 @@ def create_echo(
         text = prompt
 
     def make(logprobs: Sequence[TokenLogprobs]) -> Piece:
-        if not has_logprobs:
-            return Piece(text)
         # Nothing says how likely the first token was.
         for token, logprob in zip(tokens[1:], logprobs, strict=True):
             token.logprobs = logprob

@@ -14,7 +14,6 @@ from app.routing.index import PrefixIndex
 from app.routing.policy import Candidate, choose
 from engine.messages import KEY_STRIDE, CacheEvents
 
-
 _VIEW_AGE_STEPS = 1.5
 """A view is made at the end of a step, of what was there when it began."""
 

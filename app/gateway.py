@@ -51,7 +51,7 @@ class Gateway:
         """The replicas that serve ``model`` now, by engine id; connected in the background."""
         membership = self._memberships.get(model)
         if membership is None:
-            membership = Membership(self._dispatcher(model), self._connect)
+            membership = Membership(self._dispatcher(model), self._connect, self.tokenizers.prepare)
             self._memberships[model] = membership
         membership.set_addresses(addresses)
 

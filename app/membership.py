@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from app.client import EngineClient, EngineListener
 from app.dispatch import Dispatcher
+from engine.messages import ModelCard
 from wire.endpoint import Endpoint
 from wire.errors import WireError
 
@@ -33,18 +34,24 @@ class ConnectError(Exception):
     """The replica could not be reached, or is not what its address said."""
 
 
-ConnectEngine = Callable[[EngineAddress, EngineListener], Awaitable[EngineClient]]
-"""Dials an engine and has its card. Raises ``ConnectError`` or ``WireError``. The listener hears
-nothing before the coroutine has returned to its caller.
+PrepareCard = Callable[[ModelCard], Awaitable[ModelCard]]
+"""Does what must be done before the first request; returns the card to keep. Must not raise."""
+
+ConnectEngine = Callable[[EngineAddress, EngineListener, PrepareCard], Awaitable[EngineClient]]
+"""Dials an engine, has its card and prepares it. Raises ``ConnectError`` or ``WireError``. The
+listener hears nothing before the coroutine has returned to its caller.
 """
 
 
 class Membership:
     """The connections of one model: one task per address."""
 
-    def __init__(self, dispatcher: Dispatcher, connect: ConnectEngine) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, connect: ConnectEngine, prepare: PrepareCard
+    ) -> None:
         self._dispatcher = dispatcher
         self._connect = connect
+        self._prepare = prepare
         self._tasks: dict[EngineAddress, asyncio.Task[None]] = {}
 
     def set_addresses(self, addresses: Mapping[str, EngineAddress]) -> None:
@@ -71,7 +78,7 @@ class Membership:
                 # Discovery may drop an engine for a moment while it still finishes requests.
                 member = self._dispatcher.reinstate_engine(address.engine_id)
                 if member is None:
-                    client = await self._connect(address, self._dispatcher)
+                    client = await self._connect(address, self._dispatcher, self._prepare)
                     # No await in between: the listener must know the engine before its first frame.
                     member = self._dispatcher.add_engine(client)
             except (ConnectError, WireError) as error:

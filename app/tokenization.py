@@ -4,12 +4,13 @@ Must not know HTTP, queues or engines beyond their ``ModelCard``.
 """
 
 import asyncio
-import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 from tokenizers import Tokenizer
 
 from app.chat_encoder import ChatEncoder
@@ -22,6 +23,8 @@ from app.segment_encoder import encode_text
 from app.token_text import TokenText, create_token_texts
 from cache_tiers.keys import BlockKey, block_keys
 from engine.messages import KEY_STRIDE, ModelCard
+
+logger = logging.getLogger(__name__)
 
 _MAX_CACHED_MODELS = 16
 _KEYED_AT_ONCE = 8192
@@ -189,7 +192,6 @@ class _Built(NamedTuple):
     """A tokenizer that is being built, or was."""
 
     card: ModelCard
-    fingerprint: bytes
     task: asyncio.Task[ModelTokenizer]
 
 
@@ -199,33 +201,48 @@ class TokenizerCache:
     def __init__(self) -> None:
         self._built: OrderedDict[bytes, _Built] = OrderedDict()
 
+    async def prepare(self, card: ModelCard) -> ModelCard:
+        """Build the tokenizer before a request needs it: large ones hold the interpreter lock for a
+        second.
+
+        Returns ``card``, whose megabytes are those of the other replicas' cards from now on.
+        """
+        try:
+            tokenizer = await self.get(card)
+        except EngineError:
+            logger.exception("engine %s: every request will fail", card.engine_id)
+            return card
+        return msgspec.structs.replace(card, tokenizer_json=tokenizer.card.tokenizer_json)
+
     async def get(self, card: ModelCard) -> ModelTokenizer:
         """The tokenizer of ``card``'s weights.
 
         The first call takes some 100 ms, off the event loop.
         """
         built = self._built.get(card.root_key)
-        if built is None or built.card is not card:
-            built = self._find_or_start(card, built)
+        if built is None or not _read_alike(built.card, card):
+            built = self._start(card)
         if built.task.done():
             return built.task.result()
         return await asyncio.shield(built.task)
 
-    def _find_or_start(self, card: ModelCard, built: _Built | None) -> _Built:
-        """Another replica's card mostly says the same; megabytes are hashed only to find out."""
-        digest = hashlib.sha256(card.tokenizer_json)
-        for text in (card.chat_template, card.bos_token, card.eos_token):
-            digest.update(repr(text).encode())
-        fingerprint = digest.digest()
-        if built is None or built.fingerprint != fingerprint:
-            task = asyncio.create_task(asyncio.to_thread(_build, card))
-        else:
-            task = built.task
-        built = self._built[card.root_key] = _Built(card, fingerprint, task)
+    def _start(self, card: ModelCard) -> _Built:
+        task = asyncio.create_task(asyncio.to_thread(_build, card))
+        built = self._built[card.root_key] = _Built(card, task)
         self._built.move_to_end(card.root_key)
         if len(self._built) > _MAX_CACHED_MODELS:
             self._built.popitem(last=False)
         return built
+
+
+def _read_alike(card: ModelCard, other: ModelCard) -> bool:
+    """Whether one tokenizer does for both; fast for prepared cards, which share the file."""
+    return (
+        card.tokenizer_json == other.tokenizer_json
+        and card.chat_template == other.chat_template
+        and card.bos_token == other.bos_token
+        and card.eos_token == other.eos_token
+    )
 
 
 def _build(card: ModelCard) -> ModelTokenizer:

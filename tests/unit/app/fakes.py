@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from app.client import DeltaSink, EngineClient, EngineListener
 from app.gateway import Gateway
-from app.membership import ConnectEngine, EngineAddress
+from app.membership import ConnectEngine, EngineAddress, PrepareCard
 from engine.messages import (
     Abort,
     CacheEvents,
@@ -258,8 +258,11 @@ def address_of(engine_id: str) -> EngineAddress:
 def connector(engines: Mapping[str, FakeEngine]) -> ConnectEngine:
     """A ``ConnectEngine`` that finds its fakes by id."""
 
-    async def connect(address: EngineAddress, listener: EngineListener) -> EngineClient:
+    async def connect(
+        address: EngineAddress, listener: EngineListener, prepare: PrepareCard
+    ) -> EngineClient:
         engine = engines[address.engine_id]
+        engine.card = await prepare(engine.card)
         engine.listener = listener
         return engine
 

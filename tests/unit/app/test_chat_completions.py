@@ -1,14 +1,17 @@
 """``POST /v1/chat/completions`` with engines that a test controls."""
 
+import asyncio
 import json
+import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from engine.messages import EngineRequest
 from tests.unit.app.conftest import MakeEdge
-from tests.unit.app.fakes import EOS_ID, FakeEngine, fake_logprobs, ids_of
+from tests.unit.app.fakes import EOS_ID, FakeEngine, fake_logprobs, ids_of, make_card
 
 
 def events_of(response: httpx.Response) -> list[Any]:
@@ -36,6 +39,32 @@ async def test_a_whole_answer_has_text_finish_reason_and_usage(make_edge: MakeEd
     assert body["model"] == "m"
     assert body["usage"]["completion_tokens"] == 6
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+
+
+async def test_a_slow_template_does_not_hold_up_the_event_loop(make_edge: MakeEdge) -> None:
+    slow = "{% for i in range(20000) %}{{ '' if i else i }}{% endfor %}" * 3
+    card = msgspec.structs.replace(make_card(), chat_template=slow)
+    edge = await make_edge(FakeEngine(card=card, reply="Hello"))
+    started_s = last_s = time.monotonic()
+    longest_gap_s = 0.0
+    answer = asyncio.create_task(edge.chat())
+    while not answer.done():
+        await asyncio.sleep(0.001)
+        longest_gap_s = max(longest_gap_s, time.monotonic() - last_s)
+        last_s = time.monotonic()
+    assert answer.result().status_code == 200
+    assert longest_gap_s < 0.5 * (last_s - started_s)
+
+
+async def test_a_model_without_a_template_names_the_route_that_needs_none(
+    make_edge: MakeEdge,
+) -> None:
+    card = msgspec.structs.replace(make_card(), chat_template=None)
+    edge = await make_edge(FakeEngine(card=card, reply="Hello"))
+    response = await edge.chat()
+    assert response.status_code == 400
+    assert "/v1/completions" in response.json()["error"]["message"]
+    assert (await edge.complete()).status_code == 200
 
 
 async def test_a_stream_follows_the_wire_contract(make_edge: MakeEdge) -> None:

@@ -5,7 +5,8 @@ import asyncio
 from app.client import EngineClient, EngineListener
 from app.config import GatewayConfig
 from app.dispatch import Dispatcher
-from app.membership import ConnectError, EngineAddress, Membership
+from app.membership import ConnectError, EngineAddress, Membership, PrepareCard
+from engine.messages import ModelCard
 from tests.unit.app.fakes import FakeEngine, address_of, until
 
 
@@ -16,7 +17,9 @@ class Network:
         self.reachable = {engine_id: FakeEngine(engine_id) for engine_id in engine_ids}
         self.num_dials: dict[str, int] = {}
 
-    async def connect(self, address: EngineAddress, listener: EngineListener) -> EngineClient:
+    async def connect(
+        self, address: EngineAddress, listener: EngineListener, prepare: PrepareCard
+    ) -> EngineClient:
         engine_id = address.engine_id
         self.num_dials[engine_id] = self.num_dials.get(engine_id, 0) + 1
         await asyncio.sleep(0)
@@ -27,9 +30,13 @@ class Network:
         return engine
 
 
+async def unprepared(card: ModelCard) -> ModelCard:
+    return card
+
+
 def start(network: Network) -> tuple[Membership, Dispatcher]:
     dispatcher = Dispatcher("m", GatewayConfig())
-    return Membership(dispatcher, network.connect), dispatcher
+    return Membership(dispatcher, network.connect, unprepared), dispatcher
 
 
 def ids(dispatcher: Dispatcher) -> set[str]:

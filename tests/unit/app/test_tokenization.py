@@ -151,6 +151,22 @@ async def test_a_models_tokenizer_is_built_once() -> None:
     assert await cache.get(make_card("e2")) is first
 
 
+async def test_the_cards_of_prepared_replicas_share_one_file() -> None:
+    cache = TokenizerCache()
+    first = await cache.prepare(make_card("e0"))
+    second = await cache.prepare(make_card("e1"))
+    assert second.engine_id == "e1"
+    assert second.tokenizer_json is first.tokenizer_json
+    assert (await cache.get(second)) is (await cache.get(first))
+
+
+async def test_a_replica_whose_tokenizer_cannot_be_read_joins_and_its_requests_fail() -> None:
+    cache = TokenizerCache()
+    card = await cache.prepare(with_template(CHATML, tokenizer_json=b"{broken"))
+    with pytest.raises(EngineError):
+        await cache.get(card)
+
+
 async def test_another_template_for_the_same_weights_is_built_anew() -> None:
     cache = TokenizerCache()
     old = await cache.get(make_card())
