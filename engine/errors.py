@@ -6,6 +6,7 @@ EngineError
 │   ├── CorruptCheckpoint      a file is truncated, malformed or not the one that was written
 │   ├── HashMismatch           the content isn't the pinned one
 │   ├── SourceUnavailable      the source can't be reached, doesn't exist or isn't understood
+│   │   └── TransferInterrupted  it broke off; a new attempt may succeed
 │   ├── UnsupportedCheckpoint  a sound file of a kind the engine can't run
 │   └── StoreUnavailable       the store's own folder can't be written
 ├── EngineConfigError          the configuration does not fit this model or this machine

@@ -20,7 +20,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from engine.checkpoints.errors import CorruptCheckpoint, SourceUnavailable, StoreUnavailable
+from engine.checkpoints.errors import (
+    CorruptCheckpoint,
+    SourceUnavailable,
+    StoreUnavailable,
+    TransferInterrupted,
+)
 from engine.checkpoints.file_records import FileRecords
 from engine.checkpoints.manifest import FileEntry
 from engine.checkpoints.partial_file import PartialFile
@@ -39,11 +44,7 @@ _TICK_S = 0.5
 
 ReadRange = Callable[[int, int], Iterator[bytes]]
 """Yields the bytes from ``begin`` to ``end``, in pieces of at most a megabyte. Raises
-`TransferInterrupted` if it is worth another attempt, otherwise a `CheckpointError`."""
-
-
-class TransferInterrupted(Exception):
-    """The other side broke off, or was too busy; a new attempt may succeed."""
+`TransferInterrupted` if it is worth another attempt, otherwise another `CheckpointError`."""
 
 
 @dataclass(frozen=True, slots=True)

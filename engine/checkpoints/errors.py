@@ -12,6 +12,7 @@ __all__ = [
     "MissingCheckpoint",
     "SourceUnavailable",
     "StoreUnavailable",
+    "TransferInterrupted",
     "UnsupportedCheckpoint",
 ]
 
@@ -30,6 +31,10 @@ class HashMismatch(CheckpointError):
 
 class SourceUnavailable(CheckpointError):
     """The source can't be reached, doesn't exist or isn't understood."""
+
+
+class TransferInterrupted(SourceUnavailable):
+    """The other side broke off, or was too busy; a new attempt may succeed."""
 
 
 class UnsupportedCheckpoint(CheckpointError):

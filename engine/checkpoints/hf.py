@@ -15,8 +15,8 @@ from threading import Lock
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from engine.checkpoints.downloads import Downloads, RemoteFile, TransferInterrupted
-from engine.checkpoints.errors import SourceUnavailable, UnsupportedCheckpoint
+from engine.checkpoints.downloads import Downloads, RemoteFile
+from engine.checkpoints.errors import SourceUnavailable, TransferInterrupted, UnsupportedCheckpoint
 from engine.checkpoints.layout import DESCRIPTION_FILES, check_sizes, choose_files, gguf_files
 from engine.checkpoints.placement import bring_model
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from engine.checkpoints.downloads import NUM_READERS, Downloads, RemoteFile, TransferInterrupted
-from engine.checkpoints.errors import SourceUnavailable, UnsupportedCheckpoint
+from engine.checkpoints.downloads import NUM_READERS, Downloads, RemoteFile
+from engine.checkpoints.errors import SourceUnavailable, TransferInterrupted, UnsupportedCheckpoint
 from engine.checkpoints.layout import DESCRIPTION_FILES, check_sizes, choose_files, gguf_files
 from engine.checkpoints.placement import bring_model
 

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoints import downloads as downloads_module
-from engine.checkpoints.downloads import Downloads, RemoteFile, TransferInterrupted
-from engine.checkpoints.errors import CorruptCheckpoint, SourceUnavailable, StoreUnavailable
+from engine.checkpoints.downloads import Downloads, RemoteFile
+from engine.checkpoints.errors import (
+    CorruptCheckpoint,
+    SourceUnavailable,
+    StoreUnavailable,
+    TransferInterrupted,
+)
 
 PART = 1000
 CONTENT = random.Random(0).randbytes(20 * PART + 1)
