@@ -6,11 +6,14 @@ A family takes this and replaces what differs. Imports no torch.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from engine.errors import CheckpointError
 from engine.models.config_reader import MAX_LAYERS, ConfigReader
 from engine.models.model_config import LayerConfig, ModelConfig
 from engine.models.rope import read_rope
 
 _FULL, _SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+_MIN_WINDOW = 2
+"""With less, no token would see another one, and every prefix would count as cached."""
 
 
 def read_plain_decoder(config: ConfigReader, architecture: str) -> ModelConfig:
@@ -59,7 +62,9 @@ def read_windows(
 
 
 def with_windows(model: ModelConfig, windows: Sequence[int | None]) -> ModelConfig:
-    """A window as long as the longest context is none."""
+    """A window as long as the longest context is none; one of the token alone has no model."""
+    if any(window is not None and window < _MIN_WINDOW for window in windows):
+        raise CheckpointError(f"config.json: sliding_window must be at least {_MIN_WINDOW}.")
     layers = [
         replace(layer, window=None if window and window >= model.max_context_len else window)
         for layer, window in zip(model.layers, windows, strict=True)

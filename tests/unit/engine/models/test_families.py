@@ -23,7 +23,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("llama", MQA | {"attention_bias": True, "mlp_bias": True}),
     ("mistral", MHA | {"sliding_window": None, "head_dim": 10}),
     ("mistral", MQA | {"sliding_window": WINDOW}),
-    ("mistral", {"sliding_window": 1}),
+    ("mistral", {"sliding_window": 2}),
     ("qwen2", {"tie_word_embeddings": True, "head_dim": 12}),
     ("qwen2", MQA | QWEN_WINDOWS | {"num_hidden_layers": 3}),
     ("qwen3", MHA | {"attention_bias": True}),

@@ -50,6 +50,14 @@ def test_qwen_has_windows_in_its_last_layers_if_at_all() -> None:
         windows(sliding | {"layer_types": types})
 
 
+@pytest.mark.parametrize("config", [PLAIN | {"model_type": "mistral"}, QWEN, GEMMA])
+def test_a_window_of_the_token_alone_is_refused(config: dict[str, Any]) -> None:
+    sliding = config | {"use_sliding_window": True, "max_window_layers": 0}
+    assert 2 in windows(sliding | {"sliding_window": 2})
+    with pytest.raises(CheckpointError, match="sliding_window must be at least 2"):
+        read_model_config(sliding | {"sliding_window": 1})
+
+
 def test_gemma_has_a_full_layer_after_every_few_with_windows() -> None:
     assert windows(GEMMA) == [32] * 5 + [None]
     assert windows(GEMMA | {"sliding_window_pattern": 2}) == [32, None] * 3
