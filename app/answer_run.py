@@ -20,6 +20,7 @@ from app.answer_stream import AnswerStream, EventFormat
 from app.client_watch import Gone
 from app.config import GatewayConfig
 from app.dispatch import Dispatcher
+from app.logprobs import MAX_BYTES_ON_LOOP
 from app.openai_objects import AnswerHead
 from app.queue import Job
 from app.record import RequestRecord
@@ -29,9 +30,6 @@ from engine.messages import SamplingParams, Usage
 
 _TIMEOUT_GRACE_S = 2.0
 """The engine ends a request that runs out of time; the gateway does if the engine does not."""
-
-_MAX_TOKENS_ON_LOOP = 500
-"""The log probabilities of more are written in a thread: each takes some 10 µs."""
 
 _SETTLE_S = 0.25
 """How long the counts of an answer that was given up are waited for: an engine's next step."""
@@ -135,9 +133,8 @@ class AnswerRun:
         await self._begin()
         await whole.wait()
         usage = self._answer.usage
-        num_tokens = usage.prompt_tokens + usage.completion_tokens
-        is_long = self._options.num_top_logprobs is not None and num_tokens > _MAX_TOKENS_ON_LOOP
         build = partial(self._whole_body, whole, usage)
+        is_long = whole.num_logprob_bytes > MAX_BYTES_ON_LOOP
         body = await asyncio.to_thread(build) if is_long else build()
         headers = [
             (b"content-type", b"application/json"),

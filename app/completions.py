@@ -11,12 +11,18 @@ from app.answer import AskedPrompt, EchoMaker
 from app.answer_options import AnswerOptions
 from app.answer_run import AnswerRun, PromptRun
 from app.body import parse_json_object, read_body
+from app.border import invalid
 from app.client_watch import Gone, run_while_connected
 from app.completion_events import CompletionEvents
 from app.completion_request import CompletionRequest, parse_completion_request
 from app.echo import create_echo
 from app.gateway import Gateway
-from app.logprobs import LogprobFormat
+from app.logprobs import (
+    MAX_ANSWER_BYTES,
+    MAX_BYTES_ON_LOOP,
+    LogprobFormat,
+    num_memory_bytes,
+)
 from app.openai_objects import AnswerHead, completion_object
 from app.record import RequestRecord, record_of
 from app.sampling import check_can_fit, check_token_ids, sampling_params
@@ -106,7 +112,7 @@ def _prompt_runs(
 ) -> list[PromptRun]:
     """Tokenizes; takes about 1 ms per 4,000 characters."""
     prompts = request.prompts()
-    return [
+    runs = [
         _prompt_run(
             request,
             tokenizer,
@@ -115,6 +121,9 @@ def _prompt_runs(
         )
         for position, prompt in enumerate(prompts)
     ]
+    num_tokens = sum(len(run.prompt.token_ids) for run in runs)
+    _check_prompt_logprobs(request, num_tokens * request.num_samples)
+    return runs
 
 
 def _prompt_run(
@@ -140,6 +149,22 @@ def _prompt_run(
         prompt,
         sampling,
     )
+
+
+def _check_prompt_logprobs(request: CompletionRequest, num_tokens: int) -> None:
+    """They come at once: a stream encodes them on the event loop.
+
+    ``num_tokens``: of all prompts, as often as they are shown.
+    """
+    num_top = request.num_prompt_logprobs
+    if num_top is None:
+        return
+    num_bytes = num_memory_bytes(num_tokens, num_top * num_tokens)
+    asked = f"log probabilities of {num_tokens} prompt tokens with {num_top} alternatives each"
+    if num_bytes > MAX_ANSWER_BYTES:
+        raise invalid("logprobs", f"{asked} are too many; send fewer or shorter prompts")
+    if request.stream and num_bytes > MAX_BYTES_ON_LOOP:
+        raise invalid("stream", f"{asked} are too many for a stream; ask without stream=true")
 
 
 def _echo(

@@ -1,7 +1,13 @@
-"""Log probabilities as the JSON objects of OpenAI's two APIs, as plain data."""
+"""Log probabilities as the JSON objects of OpenAI's two APIs.
 
-from collections.abc import Callable, Sequence
+Each token's part is encoded at once: as Python objects, the alternatives of a long answer would
+take gigabytes. Must not know requests.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import orjson
 
 from app.token_text import TokenText
 from app.token_trace import TracedToken
@@ -11,8 +17,19 @@ MIN_LOGPROB = -9999.0
 """JSON has no infinity."""
 
 
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of log probabilities that one answer may hold before it is sent."""
+
+MAX_BYTES_ON_LOOP = 256 * 1024
+"""Encoding more would hold up the event loop for over some 7 ms."""
+
+_TOKEN_BYTES = 270
+_ALTERNATIVE_BYTES = 70
+"""Measured: a traced token, and two list items with an int and a float."""
+
+
 class LogprobFormat:
-    """For one answer."""
+    """For one answer; what it returns is for ``orjson``."""
 
     def __init__(self, token_text: Callable[[int], TokenText], num_top: int) -> None:
         """``num_top``: alternatives to show per token."""
@@ -21,7 +38,7 @@ class LogprobFormat:
 
     def chat(self, tokens: Sequence[TracedToken]) -> dict[str, Any]:
         """Of chat completions; the ``bytes``, joined, are the content."""
-        return {"content": [self._chat_token(token) for token in tokens], "refusal": None}
+        return {"content": [_encoded(self._chat_token(token)) for token in tokens], "refusal": None}
 
     def text(self, tokens: Sequence[TracedToken], first_offset: int = 0) -> dict[str, Any]:
         """Of text completions; ``first_offset``: characters of the choice's text before it."""
@@ -31,7 +48,7 @@ class LogprobFormat:
                 None if token.logprobs is None else _finite(token.logprobs.logprob)
                 for token in tokens
             ],
-            "top_logprobs": [self._by_name(token) for token in tokens],
+            "top_logprobs": [_encoded(self._by_name(token)) for token in tokens],
             "text_offset": _text_offsets(tokens, first_offset),
         }
 
@@ -73,6 +90,15 @@ class LogprobFormat:
         return text.text
 
 
+def num_memory_bytes(num_tokens: int, num_alternatives: int) -> int:
+    """What so many tokens take before they are encoded, and about what they take then."""
+    return num_tokens * _TOKEN_BYTES + num_alternatives * _ALTERNATIVE_BYTES
+
+
+def num_alternatives(tokens: Iterable[TracedToken]) -> int:
+    return sum(len(token.logprobs.top_ids) for token in tokens if token.logprobs is not None)
+
+
 def num_chars(utf8: bytes) -> int:
     """Characters that begin in ``utf8``."""
     return sum(byte & 0xC0 != 0x80 for byte in utf8)
@@ -87,6 +113,10 @@ def _text_offsets(tokens: Sequence[TracedToken], first_offset: int) -> list[int]
         offsets.append(offset - is_within)
         offset += num_chars(token.bytes)
     return offsets
+
+
+def _encoded(value: Any) -> orjson.Fragment:
+    return orjson.Fragment(orjson.dumps(value))
 
 
 def _finite(logprob: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 from starlette.types import Message
 
 from app.answer import Answer, AskedPrompt
@@ -131,11 +132,16 @@ def whole(script: Script, options: AnswerOptions, *, is_chat: bool) -> dict[str,
     logprobs = _logprobs(options)
     if is_chat:
         ids = PROMPT_IDS if options.returns_token_ids else None
-        return chat_completion_object(
+        body = chat_completion_object(
             HEAD, choices, answer.usage, logprobs=logprobs, prompt_token_ids=ids
         )
-    lists = [PROMPT_IDS] * options.num_choices if options.returns_token_ids else None
-    return completion_object(HEAD, choices, answer.usage, logprobs=logprobs, prompt_token_ids=lists)
+    else:
+        lists = [PROMPT_IDS] * options.num_choices if options.returns_token_ids else None
+        body = completion_object(
+            HEAD, choices, answer.usage, logprobs=logprobs, prompt_token_ids=lists
+        )
+    parsed: dict[str, Any] = orjson.loads(orjson.dumps(body))
+    return parsed
 
 
 def streamed(script: Script, options: AnswerOptions, *, is_chat: bool) -> list[dict[str, Any]]:

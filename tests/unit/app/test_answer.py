@@ -8,13 +8,14 @@ import pytest
 
 from app.answer import Answer, AskedPrompt
 from app.detokenizer import create_detokenizer_factory
-from app.errors import EngineError
+from app.errors import EngineError, InvalidRequestError
 from app.generation import Piece, TextRules
 from app.whole_answer import WholeAnswer
 from engine.messages import FinishReason, TokenDelta, TokenLogprobs, Usage
 from tests.unit.app.fakes import TOKENIZER, fake_logprobs, ids_of
 
 create_detokenizer = create_detokenizer_factory(TOKENIZER)
+TOKEN_BYTES = {token_id: bytes([byte]) for byte in b"abcde" for token_id in ids_of(chr(byte))}
 
 
 class Engines:
@@ -223,3 +224,21 @@ async def test_the_last_counts_are_waited_for_but_not_long() -> None:
     started_s = time.monotonic()
     await other.settle(0.02)
     assert time.monotonic() - started_s < 1
+
+
+def test_a_whole_answer_with_too_many_log_probabilities_fails_and_stops_the_engine() -> None:
+    engines = Engines()
+    answer = make_answer(
+        num_samples=2, engines=engines, bytes_of=lambda token_id: TOKEN_BYTES[token_id]
+    )
+    WholeAnswer(answer, max_logprob_bytes=20_000)
+    logprobs = [fake_logprobs(token_id, 20) for token_id in ids_of("abcde")]
+    for index in (0, 1):
+        assert answer.error is None
+        answer.prompts[0].on_delta(
+            TokenDelta("r-0", ids_of("abcde"), logprobs=logprobs, index=index)
+        )
+    answer.prompts[0].on_delta(TokenDelta("r-0", ids_of("abcde"), logprobs=logprobs))
+    assert isinstance(answer.error, InvalidRequestError)
+    assert answer.error.param == "logprobs"
+    assert engines.cancelled == ["r-0"]

@@ -7,7 +7,7 @@ import pytest
 
 from engine.messages import Abort, EngineRequest, FinishReason, TokenDelta
 from tests.unit.app.conftest import MakeEdge
-from tests.unit.app.fakes import EOS_ID, FakeEngine, ids_of, until
+from tests.unit.app.fakes import EOS_ID, FakeEngine, ids_of, make_card, until
 from tests.unit.app.test_chat_completions import events_of
 
 
@@ -189,3 +189,26 @@ async def test_a_prompt_of_one_token_has_nothing_to_be_scored(make_edge: MakeEdg
     assert choice["text"] == "ab"
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert len(choice["logprobs"]["tokens"]) == 2
+
+
+async def test_more_log_probabilities_of_prompts_than_memory_are_refused(
+    make_edge: MakeEdge,
+) -> None:
+    engine = FakeEngine(card=make_card(max_model_len=100_000))
+    edge = await make_edge(engine)
+    response = await edge.complete("a" * 50_000, echo=True, logprobs=20, max_tokens=0)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "logprobs"
+    assert not engine.requests
+
+
+async def test_many_log_probabilities_of_a_prompt_are_sent_whole_but_not_streamed(
+    make_edge: MakeEdge,
+) -> None:
+    edge = await make_edge(FakeEngine(reply="b"))
+    asked: dict[str, Any] = {"echo": True, "logprobs": 20, "max_tokens": 0}
+    whole = await edge.complete("a" * 1000, **asked)
+    assert len(whole.json()["choices"][0]["logprobs"]["tokens"]) == 1000
+    streamed = await edge.complete("a" * 1000, stream=True, **asked)
+    assert streamed.status_code == 400
+    assert streamed.json()["error"]["param"] == "stream"
