@@ -14,16 +14,17 @@ import psutil
 from deployments.config import ModelArgs
 from deployments.faults import Fault, KeyPath
 from deployments.serve_file import ServeFile
+from engine.available_memory import available_memory_bytes
 from engine.checkpoints.errors import CheckpointError, MissingCheckpoint
 from engine.checkpoints.pull import create_source
 from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
 from engine.errors import EngineConfigError
-from engine.runner import size_engine
+from engine.runner import estimate_memory, size_engine
 
 MIB = 1024 * 1024
 
 PROCESS_BYTES = 400 * MIB
-"""Rough resident size of a replica and its step loop besides weights and KV."""
+"""Rough resident size of a replica and its step loop besides weights, workspace and KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,8 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Measured now; a container's own memory limit counts."""
-    available = psutil.virtual_memory().available
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists():
-        text = limit.read_text("ascii").strip()
-        if text != "max":
-            available = min(available, int(text) - int(used.read_text("ascii")))
-    return Machine(float(psutil.cpu_count() or 1), available)
+    """Measured now; the limits of containers count."""
+    return Machine(float(psutil.cpu_count() or 1), available_memory_bytes())
 
 
 def check_file(file: ServeFile, *, home: Path, machine: Machine) -> list[Fault]:
@@ -53,7 +48,7 @@ def check_file(file: ServeFile, *, home: Path, machine: Machine) -> list[Fault]:
         *check_names(file),
         *check_models(file, home),
         *check_port(file),
-        *check_resources(file, machine),
+        *check_resources(file, home, machine),
     ]
 
 
@@ -131,7 +126,7 @@ def check_port(file: ServeFile) -> Iterator[Fault]:
             yield Fault(message, ("http_options", "port"))
 
 
-def check_resources(file: ServeFile, machine: Machine) -> Iterator[Fault]:
+def check_resources(file: ServeFile, home: Path, machine: Machine) -> Iterator[Fault]:
     """Processors and memory for all replicas of the file on this one machine."""
     num_cpus = sum(gateway.args.num_cpus * gateway.num_replicas for gateway in file.gateways)
     num_cpus += sum(model.args.reserved_cpus * model.num_replicas for model in file.models)
@@ -142,10 +137,24 @@ def check_resources(file: ServeFile, machine: Machine) -> Iterator[Fault]:
         )
     on_cpu = [model for model in file.models if model.args.engine.device == "cpu"]
     kv_bytes = sum(model.args.engine.kv_cache_bytes * model.num_replicas for model in on_cpu)
-    process_bytes = PROCESS_BYTES * sum(model.num_replicas for model in on_cpu)
+    process_bytes = sum(
+        (PROCESS_BYTES + _computing_bytes(model.args, home)) * model.num_replicas
+        for model in on_cpu
+    )
     if kv_bytes + process_bytes > machine.available_memory_bytes:
         yield Fault(
             f"the KV pools need {kv_bytes // MIB} MiB and their processes about "
             f"{process_bytes // MIB} MiB, {machine.available_memory_bytes // MIB} MiB are free: "
             "lower engine.kv_cache_bytes or num_replicas"
         )
+
+
+def _computing_bytes(args: ModelArgs, home: Path) -> int:
+    """Weights and workspace of one replica's own; 0 if the model isn't here or isn't computed."""
+    if args.engine.runner == "paced":
+        return 0
+    try:
+        checkpoint = open_checkpoint(checkpoint_path(home, args.name))
+        return estimate_memory(args.engine, checkpoint).computing_bytes
+    except (CheckpointError, EngineConfigError):
+        return 0  # `check_models` says what is wrong with it

@@ -31,9 +31,9 @@ class MemoryReport:
         return self.num_blocks * self.geometry.block_bytes
 
     @property
-    def needed_bytes(self) -> int:
-        """What this process takes from the machine's free memory."""
-        return self.private_weight_bytes + self.workspace_bytes + self.kv_pool_bytes
+    def computing_bytes(self) -> int:
+        """What this process takes from the machine's free memory beside the KV pool."""
+        return self.private_weight_bytes + self.workspace_bytes
 
     def num_full_sequences(self, max_model_len: int) -> int:
         """Sequences of the longest context that the pool holds at once."""
@@ -81,7 +81,7 @@ def check_memory(config: EngineConfig, memory: MemoryReport, *, available_bytes:
     """Raise `EngineConfigError` for what doesn't fit into ``available_bytes``, before it loads."""
     if config.device != "cpu":
         return
-    room = available_bytes - (memory.needed_bytes - memory.kv_pool_bytes)
+    room = available_bytes - memory.computing_bytes
     if config.kv_cache_bytes > room:
         remedy = "free memory, or lower max_model_len or max_num_batched_tokens"
         if room >= MIB:

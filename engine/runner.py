@@ -70,14 +70,7 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
             windows=[group.window for group in geometry.groups],
         )
     else:
-        memory = report_memory(
-            config,
-            checkpoint.config,
-            model_config,
-            geometry,
-            num_blocks=size.num_blocks,
-            max_request_tokens=size.max_request_tokens,
-        )
+        memory = estimate_memory(config, checkpoint)
         check_memory(config, memory, available_bytes=available_memory_bytes())
         from engine.torch_loading import load_torch_runner
 
@@ -97,6 +90,20 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
         max_model_len=size.max_model_len,
         vocab_size=model_config.vocab_size,
         memory=memory,
+    )
+
+
+def estimate_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryReport:
+    """What a replica that computes takes, as `create_runner` checks it. Loads nothing."""
+    model_config = read_model_config(checkpoint.config)
+    size = size_engine(config, checkpoint)
+    return report_memory(
+        config,
+        checkpoint.config,
+        model_config,
+        _geometry(config, model_config),
+        num_blocks=size.num_blocks,
+        max_request_tokens=size.max_request_tokens,
     )
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from deployments.cli import main
 from deployments.faults import Fault
-from deployments.preflight import Machine, check_resources
+from deployments.preflight import MIB, PROCESS_BYTES, Machine, check_resources
 from deployments.serve_file import read_serve_file
 from engine.checkpoints.manifest import build_manifest, write_manifest
 
@@ -328,8 +328,8 @@ def test_memory_counts_every_replica(tmp_path: Path, config: Config) -> None:
     config["applications"][1]["args"]["num_replicas"] = 4
     config["applications"][1]["args"]["engine"]["kv_cache_bytes"] = 2 * GIB
     file = read_serve_file(_write(tmp_path, config))
-    assert list(check_resources(file, Machine(4.0, 16 * GIB))) == []
-    (fault,) = check_resources(file, Machine(4.0, 9 * GIB))
+    assert list(check_resources(file, tmp_path, Machine(4.0, 16 * GIB))) == []
+    (fault,) = check_resources(file, tmp_path, Machine(4.0, 9 * GIB))
     assert "the KV pools need 8192 MiB" in str(fault)
 
 
@@ -352,7 +352,7 @@ def test_replicas_are_counted_as_the_deployments_section_overrides_them(
         application["deployments"] = [{"name": name, **override}]
     file = read_serve_file(_write(tmp_path, config))
     assert file.faults == []
-    (fault,) = check_resources(file, Machine(1.0, 64 * GIB))
+    (fault,) = check_resources(file, tmp_path, Machine(1.0, 64 * GIB))
     assert str(fault).startswith(f"the replicas reserve {20 * num_replicas} CPUs")
 
 
@@ -451,3 +451,17 @@ def test_what_does_not_fit_the_model_that_is_there_is_a_fault(
     assert main(["check", str(_write(tmp_path, config))]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert complaint in line
+
+
+def test_a_model_that_is_there_counts_with_its_weights_and_workspace(
+    sound_model: Path, tmp_path: Path, config: Config
+) -> None:
+    machine = Machine(4.0, PROCESS_BYTES + 100 * MIB)
+    file = read_serve_file(_write(tmp_path, config))
+    assert list(check_resources(file, tmp_path / "empty", machine)) == []
+    home = sound_model.parents[1]
+    (fault,) = check_resources(file, home, machine)
+    assert "the KV pools need 1 MiB" in str(fault)
+    config["applications"][1]["args"]["engine"]["runner"] = "paced"
+    paced = read_serve_file(_write(tmp_path, config))
+    assert list(check_resources(paced, home, machine)) == []
