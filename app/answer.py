@@ -199,10 +199,22 @@ class PromptAnswer:
         self._echo: Piece | None = None
         self._early: list[TokenDelta] = []
         """Came before the prompt's log probabilities did."""
+        self._first_token_s: float | None = None
+        self._last_token_s = 0.0
 
     @property
     def num_cached_tokens(self) -> int:
         return max(generation.usage.cached_tokens for generation in self.generations)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first, as the engine sent them: however slowly the client
+        reads. Samples run side by side, so the longest one counts.
+        """
+        num_later = max(generation.num_tokens for generation in self.generations) - 1
+        if self._first_token_s is None or num_later < 1:
+            return None
+        return (self._last_token_s - self._first_token_s) / num_later
 
     # As ``app.queue.Answer``.
 
@@ -222,6 +234,10 @@ class PromptAnswer:
 
     def on_delta(self, delta: TokenDelta) -> None:
         """Never raises: the connection carries other answers, too."""
+        if delta.token_ids:
+            self._last_token_s = time.monotonic()
+            if self._first_token_s is None:
+                self._first_token_s = self._last_token_s
         if delta.finish_reason is not None:
             self.num_open_samples = 0 if delta.is_refused else self.num_open_samples - 1
         try:

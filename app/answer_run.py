@@ -105,8 +105,6 @@ class AnswerRun:
             else:
                 await self._send_whole(send)
         finally:
-            if self._answer.has_begun:
-                self._record.last_token_s = self._record.elapsed_s
             self._answer.cancel()
             await self._answer.settle(_SETTLE_S)
             self._note()
@@ -161,9 +159,8 @@ class AnswerRun:
         usage = answer.usage
         record.num_cached_tokens = usage.cached_tokens
         record.num_completion_tokens = usage.completion_tokens
-        record.num_longest_tokens = max(
-            generation.usage.completion_tokens for generation in answer.generations
-        )
+        tpots_s = [prompt.tpot_s for prompt in answer.prompts if prompt.tpot_s is not None]
+        record.tpot_s = max(tpots_s, default=None)
         record.engine_id = self._jobs[0].engine_id
         record.num_attempts = max(job.num_attempts for job in self._jobs)
         waits_s = [

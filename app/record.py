@@ -29,25 +29,16 @@ class RequestRecord:
     num_attempts: int = 0
     queue_wait_s: float | None = None
     ttft_s: float | None = None
-    last_token_s: float | None = None
-    """Since the request began."""
+    tpot_s: float | None = None
+    """Mean time per output token after the first, of the slowest prompt's longest sample."""
     finish_reason: str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
-    num_longest_tokens: int = 0
-    """Completion tokens of the longest of the samples, which run side by side."""
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Mean time per output token of a sample after its first."""
-        if self.ttft_s is None or self.last_token_s is None or self.num_longest_tokens < 2:
-            return None
-        return (self.last_token_s - self.ttft_s) / (self.num_longest_tokens - 1)
 
     def log_line(self) -> str:
         """One JSON object."""
@@ -65,6 +56,7 @@ class RequestRecord:
             "attempts": self.num_attempts,
             "queue_wait_ms": _ms(self.queue_wait_s),
             "ttft_ms": _ms(self.ttft_s),
+            "tpot_ms": _ms(self.tpot_s),
             "total_ms": _ms(self.elapsed_s),
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.num_prompt_tokens,

@@ -242,3 +242,22 @@ def test_a_whole_answer_with_too_many_log_probabilities_fails_and_stops_the_engi
     assert isinstance(answer.error, InvalidRequestError)
     assert answer.error.param == "logprobs"
     assert engines.cancelled == ["r-0"]
+
+
+async def test_the_time_per_token_is_the_engines_whatever_follows() -> None:
+    answer = make_answer(num_samples=2)
+    say(answer, "ab")
+    assert answer.prompts[0].tpot_s == 0
+    await asyncio.sleep(0.02)
+    say(answer, "c", FinishReason.LENGTH)
+    tpot_s = answer.prompts[0].tpot_s
+    assert tpot_s is not None
+    assert tpot_s >= 0.01
+    await asyncio.sleep(0.01)
+    assert answer.prompts[0].tpot_s == tpot_s
+
+
+async def test_one_token_has_no_time_per_token() -> None:
+    answer = make_answer()
+    say(answer, "a", FinishReason.LENGTH)
+    assert answer.prompts[0].tpot_s is None
