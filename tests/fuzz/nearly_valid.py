@@ -66,7 +66,7 @@ class NearlyValid:
 @st.composite
 def _requests(draw: st.DrawFn, route: _Route) -> Request:
     pairs = [(name, draw(strategy)) for name, strategy in route.required.items()]
-    names = draw(st.lists(st.sampled_from(["", *route.options]), max_size=8, unique=True))
+    names = draw(st.lists(st.sampled_from(["", *route.options]), max_size=14, unique=True))
     options = {name: draw(route.options[name]) for name in names if name}
     if draw(st.integers(0, 15)):
         options |= {values.NEEDED[name]: True for name in names if name in values.NEEDED}
