@@ -96,10 +96,14 @@ class TokenTrace:
             self._give_to_last(text, b"" if is_end else _unfinished(rest))
             return
         self._num_used += len(text)
-        while self._unplaced and len(self._unplaced[0].bytes) <= self._num_used:
-            token = self._unplaced.pop(0)
+        num_whole = 0
+        for token in self._unplaced:
+            if len(token.bytes) > self._num_used:
+                break
             self._num_used -= len(token.bytes)
-            self._placed.append(token)
+            num_whole += 1
+        self._placed += self._unplaced[:num_whole]
+        self._unplaced = self._unplaced[num_whole:]
 
     def _give_to_last(self, text: bytes, unfinished: bytes) -> None:
         """The text is not what the vocabulary says: an invalid character, a stripped space.
