@@ -15,6 +15,7 @@ from engine.checkpoints.errors import CorruptCheckpoint
 
 MAX_JSON_BYTES = 16 << 20
 """Of a file that becomes Python objects, about twenty times its size at worst."""
+_MAX_SHOWN = 80
 
 
 def read_json_object(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -52,11 +53,11 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in values if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice")
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"the key {name[:_MAX_SHOWN]!r} stands twice")
+        values[name] = value
     return values
 
 
