@@ -265,9 +265,13 @@ async def test_equal_prefixes_find_the_engine_that_holds_them(checkpoint: Path) 
     def question(number: int) -> list[ChatCompletionMessageParam]:
         return [{"role": "user", "content": f"Topic {number}. " + "All about it. " * 150}]
 
+    # Prefills last longer than it takes to send all six, so that they compete on any machine.
+    slow = PACED.model_copy(
+        update={"paced": PacedConfig(step_base_s=0.004, per_prefill_token_s=0.0005)}
+    )
     async with (
-        engine(checkpoint, "paced/a", PACED) as (_, first),
-        engine(checkpoint, "paced/b", PACED) as (_, second),
+        engine(checkpoint, "paced/a", slow) as (_, first),
+        engine(checkpoint, "paced/b", slow) as (_, second),
         service(first, second) as running,
         running.client as client,
     ):
