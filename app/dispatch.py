@@ -1,12 +1,12 @@
-"""Brings each request of one model to an engine: choose, wait for a credit, submit.
+"""Brings each request of one model to an engine, and what the engine says to its answer.
 
-A request whose engine is lost before anything was shown starts over. Owns the waiting queue and
-every open job; one event loop. Must not know HTTP or text.
+A request whose engine is lost before anything was shown starts over. Owns every open job; those
+that wait stand in ``app.waiting``. One event loop. Must not know HTTP or text.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from app.client import EngineClient
@@ -16,20 +16,14 @@ from app.errors import (
     EngineError,
     ModelLoadingError,
     OverloadedError,
-    RequestTimeoutError,
 )
 from app.fleet import Fleet, Member
-from app.queue import Job, WaitingQueue
+from app.queue import Job
+from app.waiting import WaitingRoom
 from engine.messages import CacheEvents, EngineRequest, FinishReason, ModelCard, TokenDelta
 
 MAX_ATTEMPTS = 3
 """Engines that may lose one request before it fails: one that kills engines must not kill all."""
-
-TICK_S = 0.05
-"""How often waiting requests are looked at again."""
-
-MAX_RECHOSEN_PER_TICK = 32
-"""Oldest first; bounds the work of a tick, whatever the length of the queue."""
 
 
 class Dispatcher:
@@ -42,9 +36,10 @@ class Dispatcher:
         self._config = config
         self.fleet = Fleet(config.prefix_index_max_keys)
         self._clock = clock
-        self._queue = WaitingQueue()
+        self._waiting = WaitingRoom(
+            self.fleet, config, clock, submit=self._submit, give_up=self._fail
+        )
         self._jobs: dict[str, Job] = {}
-        self._tick_handle: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -63,7 +58,7 @@ class Dispatcher:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue)
+        return len(self._waiting)
 
     @property
     def num_running(self) -> int:
@@ -74,6 +69,7 @@ class Dispatcher:
     def reconfigure(self, config: GatewayConfig) -> None:
         """New limits, for those that wait already, too."""
         self._config = config
+        self._waiting.reconfigure(config)
         self.fleet.index.resize(config.prefix_index_max_keys)
 
     def enqueue(self, *jobs: Job) -> None:
@@ -84,14 +80,14 @@ class Dispatcher:
         """
         if self.card is None:
             raise ModelLoadingError(self.model)
-        if len(self._queue) + len(jobs) > self._config.max_queue_len:
+        if len(self._waiting) + len(jobs) > self._config.max_queue_len:
             raise OverloadedError(
-                f"The model `{self.model}` has {len(self._queue)} requests waiting, of at most "
+                f"The model `{self.model}` has {len(self._waiting)} requests waiting, of at most "
                 f"{self._config.max_queue_len}. Try again shortly."
             )
         for job in jobs:
             self._jobs[job.request_id] = job
-            self._wait(job)
+            self._waiting.add(job)
 
     def abort(
         self, request_id: str, num_kept_tokens: int | None = None, index: int | None = None
@@ -121,22 +117,21 @@ class Dispatcher:
                 self.abort(request_id)
             return True
         job.is_cancelled = True
-        self._queue.remove(job)
-        self._announce(self.fleet.get(job.engine_id))
+        self._waiting.remove(job)
         del self._jobs[request_id]
         return False
 
     def check_integrity(self) -> None:
         """Every open job waits or runs, in one place. For tests."""
-        self._queue.check_integrity()
+        self._waiting.check_integrity()
         self.fleet.index.check_integrity()
         running = [job for member in self.fleet for job in member.running.values()]
         assert all(job.is_running for job in running)
         for member in self.fleet:
             num_samples = sum(job.num_open_samples for job in member.running.values())
             assert num_samples == member.num_running_samples
-        assert not any(job.is_running for job in self._queue)
-        waiting_ids = [job.request_id for job in self._queue]
+        assert not any(job.is_running for job in self._waiting)
+        waiting_ids = [job.request_id for job in self._waiting]
         assert sorted(waiting_ids + [job.request_id for job in running]) == sorted(self._jobs)
 
     # Membership.
@@ -145,7 +140,7 @@ class Dispatcher:
         """``client`` takes requests from now on, those that wait for any engine first."""
         member = Member(client)
         self.fleet.add(member)
-        self._rechoose([job for job in self._queue if job.engine_id is None])
+        self._waiting.rechoose(None)
         return member
 
     def reinstate_engine(self, engine_id: str) -> Member | None:
@@ -160,17 +155,14 @@ class Dispatcher:
         member = self.fleet.get(engine_id)
         if member is not None:
             member.is_retiring = True
-            self._rechoose(self._queue.waiting_for(engine_id))
+            self._waiting.rechoose(engine_id)
             member.announce_demand(0)
             self._close_if_done(member)
 
     async def close(self) -> None:
         """Close every connection; open requests end with an error."""
         self._is_closed = True
-        if self._tick_handle is not None:
-            self._tick_handle.cancel()
-        for job in self._queue:
-            self._give_up(job, OverloadedError("The gateway is shutting down. Try again."))
+        self._waiting.close(OverloadedError("The gateway is shutting down. Try again."))
         for member in self.fleet:
             member.is_retiring = True
             self._close_soon(member)
@@ -181,7 +173,7 @@ class Dispatcher:
     def on_credits(self, client: EngineClient) -> None:
         member = self.fleet.get(client.card.engine_id)
         if member is not None:
-            self._use_credits(member)
+            self._waiting.use_credits(member)
 
     def on_step(self, client: EngineClient, events: CacheEvents | None) -> None:
         member = self.fleet.get(client.card.engine_id)
@@ -189,81 +181,15 @@ class Dispatcher:
             self.fleet.see_step(member, events, self._clock())
 
     def on_draining(self, client: EngineClient) -> None:
-        self._rechoose(self._queue.waiting_for(client.card.engine_id))
+        self._waiting.rechoose(client.card.engine_id)
 
     def on_closed(self, client: EngineClient, reason: str) -> None:
         member = self.fleet.remove(client.card.engine_id)
         if member is None:
             return
-        self._rechoose(self._queue.waiting_for(member.engine_id))
+        self._waiting.rechoose(member.engine_id)
         assert not member.running, f"{member.engine_id} closed without ending its requests"
         member.closed.set()
-
-    # Waiting.
-
-    def _wait(self, job: Job) -> None:
-        job.queued_s = self._clock()
-        job.submitted_s = None
-        job.engine_id = None
-        member = self.fleet.choose(job, self._queue)
-        job.engine_id = None if member is None else member.engine_id
-        self._queue.add(job)
-        if member is not None:
-            self._use_credits(member)
-        if self._tick_handle is None and len(self._queue):
-            self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-
-    def _rechoose(self, jobs: Iterable[Job]) -> None:
-        changed: set[str] = set()
-        for job in jobs:
-            member = self.fleet.choose(job, self._queue)
-            engine_id = None if member is None else member.engine_id
-            if engine_id != job.engine_id:
-                changed.update(id_ for id_ in (engine_id, job.engine_id) if id_ is not None)
-                self._queue.move(job, engine_id)
-        for engine_id in changed:
-            member = self.fleet.get(engine_id)
-            if member is not None:
-                self._use_credits(member)
-
-    def _use_credits(self, member: Member) -> None:
-        urgent_before_s = self._clock() - self._config.max_queue_wait_s / 2
-        while member.is_accepting and member.client.num_credits > 0:
-            job = self._queue.pop_for(
-                member.engine_id, urgent_before_s=urgent_before_s, fits=member.fits
-            )
-            if job is None:
-                break
-            meant_for = self.fleet.get(job.engine_id)
-            self._submit(member, job)
-            if meant_for is not member:
-                self._announce(meant_for)
-        self._announce(member)
-
-    def _announce(self, member: Member | None) -> None:
-        if member is not None:
-            member.announce_demand(len(self._queue.lane(member.engine_id).jobs))
-
-    def _tick(self) -> None:
-        self._tick_handle = None
-        now_s = self._clock()
-        max_wait_s = self._config.max_queue_wait_s
-        for job in self._queue:
-            if now_s >= min(job.queued_s + max_wait_s, job.deadline_s):
-                waited_s = now_s - job.queued_s
-                self._give_up(
-                    job, RequestTimeoutError(f"No replica had room within {waited_s:.1f} s.")
-                )
-        self._rechoose(self._queue.oldest(MAX_RECHOSEN_PER_TICK))
-        if len(self._queue):
-            self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-
-    def _give_up(self, job: Job, error: ApiError) -> None:
-        """``job`` waited in vain, unless its answer has failed meanwhile by another prompt's."""
-        if not job.is_cancelled:
-            self._queue.remove(job)
-            self._announce(self.fleet.get(job.engine_id))
-            self._fail(job, error)
 
     # Running.
 
@@ -332,7 +258,7 @@ class Dispatcher:
         elif job.num_attempts >= MAX_ATTEMPTS:
             self._fail(job, EngineError(f"{job.num_attempts} replicas failed; the last: {reason}"))
         else:
-            self._wait(job)
+            self._waiting.add(job)
 
     def _fail(self, job: Job, error: ApiError) -> None:
         del self._jobs[job.request_id]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.dispatch import TICK_S
+from app.waiting import TICK_S
 from engine.messages import CacheEvents, LoadView
 from tests.unit.app.dispatch_bench import Bench, dispatch_bench, waiting
 from tests.unit.app.fakes import FakeEngine, until

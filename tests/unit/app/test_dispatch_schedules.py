@@ -219,9 +219,9 @@ class Schedule:
 
     async def expire(self, pick: int) -> None:
         self.now_s += 2.0 * pick
-        if self.dispatcher._tick_handle is not None:  # now, not in 50 ms
-            self.dispatcher._tick_handle.cancel()
-            self.dispatcher._tick()
+        if self.dispatcher._waiting._tick_handle is not None:  # now, not in 50 ms
+            self.dispatcher._waiting._tick_handle.cancel()
+            self.dispatcher._waiting._tick()
 
 
 @given(OPERATIONS)

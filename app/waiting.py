@@ -1,0 +1,141 @@
+"""Where the requests of one model wait: for which engine, until when, and who goes next.
+
+Owns the waiting queue and its timer; one event loop. Must not know what becomes of a request that
+has left.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+
+from app.config import GatewayConfig
+from app.errors import ApiError, RequestTimeoutError
+from app.fleet import Fleet, Member
+from app.queue import Job, WaitingQueue
+
+TICK_S = 0.05
+"""How often waiting requests are looked at again."""
+
+MAX_RECHOSEN_PER_TICK = 32
+"""Oldest first; bounds the work of a tick, whatever the length of the queue."""
+
+
+class WaitingRoom:
+    """Jobs come by ``add`` and go by ``remove`` or by one of the callbacks."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        config: GatewayConfig,
+        clock: Callable[[], float],
+        *,
+        submit: Callable[[Member, Job], None],
+        give_up: Callable[[Job, ApiError], None],
+    ) -> None:
+        """``submit`` uses a credit of the member for a job that has just left; ``give_up`` hears of
+        one that waited in vain.
+        """
+        self._fleet = fleet
+        self._config = config
+        self._clock = clock
+        self._submit = submit
+        self._give_up_job = give_up
+        self._queue = WaitingQueue()
+        self._tick_handle: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Job]:
+        """All jobs as they are now; some may leave meanwhile."""
+        return iter(self._queue)
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """New limits, for those that wait already, too."""
+        self._config = config
+
+    def add(self, job: Job) -> None:
+        """``job`` waits from now on, and goes at once if its engine has a credit."""
+        job.queued_s = self._clock()
+        job.submitted_s = None
+        job.engine_id = None
+        member = self._fleet.choose(job, self._queue)
+        job.engine_id = None if member is None else member.engine_id
+        self._queue.add(job)
+        if member is not None:
+            self.use_credits(member)
+        self._tick_later()
+
+    def remove(self, job: Job) -> None:
+        """``job`` waits no more. Precondition: it does."""
+        self._queue.remove(job)
+        self._announce(self._fleet.get(job.engine_id))
+
+    def rechoose(self, engine_id: str | None) -> None:
+        """Choose again for those that wait for ``engine_id``, or for any engine."""
+        self._rechoose(self._queue.waiting_for(engine_id))
+
+    def use_credits(self, member: Member) -> None:
+        """Let go whom the credits of ``member`` allow, and tell it who still waits."""
+        urgent_before_s = self._clock() - self._config.max_queue_wait_s / 2
+        while member.is_accepting and member.client.num_credits > 0:
+            job = self._queue.pop_for(
+                member.engine_id, urgent_before_s=urgent_before_s, fits=member.fits
+            )
+            if job is None:
+                break
+            meant_for = self._fleet.get(job.engine_id)
+            self._submit(member, job)
+            if meant_for is not member:
+                self._announce(meant_for)
+        self._announce(member)
+
+    def close(self, error: ApiError) -> None:
+        """All that wait have waited in vain."""
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+        for job in self._queue:
+            self._give_up(job, error)
+
+    def check_integrity(self) -> None:
+        """For tests."""
+        self._queue.check_integrity()
+
+    def _rechoose(self, jobs: Iterable[Job]) -> None:
+        changed: set[str] = set()
+        for job in jobs:
+            member = self._fleet.choose(job, self._queue)
+            engine_id = None if member is None else member.engine_id
+            if engine_id != job.engine_id:
+                changed.update(id_ for id_ in (engine_id, job.engine_id) if id_ is not None)
+                self._queue.move(job, engine_id)
+        for engine_id in changed:
+            member = self._fleet.get(engine_id)
+            if member is not None:
+                self.use_credits(member)
+
+    def _announce(self, member: Member | None) -> None:
+        if member is not None:
+            member.announce_demand(len(self._queue.lane(member.engine_id).jobs))
+
+    def _tick_later(self) -> None:
+        if self._tick_handle is None and len(self._queue):
+            self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_handle = None
+        now_s = self._clock()
+        max_wait_s = self._config.max_queue_wait_s
+        for job in self._queue:
+            if now_s >= min(job.queued_s + max_wait_s, job.deadline_s):
+                waited_s = now_s - job.queued_s
+                self._give_up(
+                    job, RequestTimeoutError(f"No replica had room within {waited_s:.1f} s.")
+                )
+        self._rechoose(self._queue.oldest(MAX_RECHOSEN_PER_TICK))
+        self._tick_later()
+
+    def _give_up(self, job: Job, error: ApiError) -> None:
+        """``job`` waited in vain, unless its answer has failed meanwhile by another prompt's."""
+        if not job.is_cancelled:
+            self.remove(job)
+            self._give_up_job(job, error)
