@@ -23,7 +23,8 @@ class KeySalt:
     """What must be equal for KV to be interchangeable, apart from the tokens themselves."""
 
     weights_revision: str
-    """Hash of the weights, not their name: a re-upload under the same name is another model."""
+    """Hashes of the weights and their configuration, not their name: a re-upload under the same
+    name is another model."""
     kv_dtype: str
     block_size_tokens: int
     layout: str

@@ -12,8 +12,10 @@ def make_model_card(
     spec: EngineSpec, checkpoint: Checkpoint, ready: Ready, *, engine_id: str
 ) -> ModelCard:
     """Reads the tokenizer; what depends on the loaded model comes from ``ready``."""
+    config_sha256 = checkpoint.manifest.files["config.json"].sha256
     salt = KeySalt(
-        weights_revision=ready.weights_revision,
+        # Other rotary scalings or windows make other KV of the same weights.
+        weights_revision=f"{ready.weights_revision} {config_sha256}",
         kv_dtype=spec.config.dtype,
         block_size_tokens=spec.config.block_size_tokens,
         layout=KV_LAYOUT,
