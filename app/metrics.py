@@ -48,7 +48,7 @@ class Metrics:
         )
         self._tokens = Counter(
             "headwater_tokens",
-            "Tokens of requests that ended; cached ones are a part of the prompt's.",
+            "Tokens of requests that an engine took; cached ones are a part of the prompt's.",
             ["model", "kind"],
             registry=registry,
         )
@@ -87,6 +87,8 @@ class Metrics:
         tpot_s = record.tpot_s
         if tpot_s is not None:
             self._tpot.labels(model).observe(tpot_s)
+        if record.num_attempts == 0:
+            return  # no engine took it
         self._tokens.labels(model, "prompt").inc(record.num_prompt_tokens)
         self._tokens.labels(model, "cached").inc(record.num_cached_tokens)
         self._tokens.labels(model, "completion").inc(record.num_completion_tokens)

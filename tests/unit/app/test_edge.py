@@ -198,3 +198,13 @@ async def test_metrics_count_requests_tokens_and_queues(make_edge: MakeEdge) -> 
     assert 'headwater_engine_credits{engine="e0",model="m"} 6.0' in text
     assert 'headwater_requests_waiting{model="m"} 0.0' in text
     assert 'headwater_engines_accepting{model="m"} 1.0' in text
+
+
+async def test_tokens_of_a_request_that_no_engine_took_are_not_counted(make_edge: MakeEdge) -> None:
+    edge = await make_edge(FakeEngine(num_credits=0), max_queue_wait_s=0.01)
+    assert (await edge.chat()).status_code == 504
+    text = (await edge.http.get("/metrics")).text
+    assert (
+        'headwater_requests_total{model="m",route="/v1/chat/completions",status="504"} 1.0' in text
+    )
+    assert "headwater_tokens_total{" not in text
