@@ -6,10 +6,13 @@ slow to import inside `run`.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
+
+from app.version import package_version
 
 COMMAND_GROUP = "headwater.commands"
 
@@ -31,9 +34,8 @@ def load_commands() -> dict[str, Command]:
 
 
 def build_parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="headwater", description="Autoscaling LLM serving on Ray Serve."
-    )
+    parser = argparse.ArgumentParser(prog="headwater", description="LLM serving on Ray Serve.")
+    parser.add_argument("--version", action="version", version=f"headwater {package_version()}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in commands.items():
         subparser = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
@@ -45,7 +47,12 @@ def build_parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 the input or the machine is at fault, 2 wrong usage."""
     args = build_parser(load_commands()).parse_args(argv)
-    status: int = args.run(args)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return status
 
 

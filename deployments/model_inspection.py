@@ -14,6 +14,7 @@ from deployments.model_report import ModelReport, fits_of, said_defaults
 from engine.checkpoints.chat_template_file import find_chat_template
 from engine.checkpoints.errors import CheckpointError, SourceUnavailable
 from engine.checkpoints.generation_config import read_eos_token_ids, read_sampling_defaults
+from engine.checkpoints.inventory import list_models
 from engine.checkpoints.json_file import read_json_object, read_optional_json_object
 from engine.checkpoints.pull import create_source
 from engine.checkpoints.source import DescribedSource
@@ -89,7 +90,11 @@ def _describe(target: str, home: Path) -> _Description:
         return _of_files(path, source=str(path.resolve()), is_alone=True)
     if (path / "config.json").is_file():
         return _of_files(path / "config.json", source=str(path.resolve()))
-    source = create_source(target)
+    try:
+        source = create_source(target)
+    except SourceUnavailable as error:
+        names = ", ".join(model.name for model in list_models(home)) or "none"
+        raise SourceUnavailable(f"{error} Models on this machine: {names}.") from error
     if not isinstance(source, DescribedSource):
         raise SourceUnavailable(f"{target} says what it holds only when it is pulled: pull it.")
     with tempfile.TemporaryDirectory() as scratch:

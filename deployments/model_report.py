@@ -178,7 +178,12 @@ def _fit_lines(report: ModelReport) -> list[str]:
     for fit in report.fits:
         count = "" if fit.num_requests is None else f"{fit.num_requests:,}"
         rows.append((f"{fit.context_tokens:,}", amount(fit.request_kv_bytes, "B"), count))
-    return [f"  {line}" for line in _table(rows)]
+    lines = [f"  {line}" for line in _table(rows)]
+    if any(fit.context_tokens > report.max_context_tokens for fit in report.fits):
+        lines.append(f"  The model itself goes to {report.max_context_tokens:,} tokens.")
+    if report.memory_bytes is not None and report.memory_bytes < report.weight_bytes:
+        lines.append("  Not even the weights fit.")
+    return lines
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 HELP = "manage the models on this machine"
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?")
-_EXPONENTS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT])(i?)B?")
+_EXPONENTS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,10 +131,10 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _tokens(text: str) -> int:
-    number = int(text.replace(",", "").replace("_", ""))
-    if not 1 <= number <= 2**31:
-        raise argparse.ArgumentTypeError("a context has at least one token")
-    return number
+    digits = text.replace(",", "").replace("_", "")
+    if not digits.isdecimal() or not 1 <= int(digits) <= 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens: write 4096")
+    return int(digits)
 
 
 def _bytes(text: str) -> int:

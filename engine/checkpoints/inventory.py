@@ -30,7 +30,7 @@ def list_models(home: Path) -> list[StoredModel]:
     """Every model in the store by name, damaged and incomplete ones included."""
     complete = {path.name for path in _folders(home / "models")}
     pulled = {path.name for path in _folders(staging_root(home, "lock").parent)}
-    begun = {name for name in pulled - complete if _downloads(home, name).exists()}
+    begun = {name for name in pulled - complete if _tree_bytes(_downloads(home, name))}
     return [
         _look_at(home, name) if name in complete else _incomplete(home, name)
         for name in sorted(complete | begun)

