@@ -74,11 +74,7 @@ class ModelConfig:
 
     def num_parameters(self) -> int:
         """Exact; tied embeddings count once."""
-        outer = [self.embedding_shape, (self.hidden_size,)]
-        if not self.has_tied_embeddings:
-            outer.append(self.embedding_shape)
-        per_layer = sum(map(math.prod, self.layer_shapes().values()))
-        return sum(map(math.prod, outer)) + self.num_layers * per_layer
+        return sum(math.prod(shape) for _, shape in self.tensor_shapes())
 
     @property
     def embedding_shape(self) -> Shape:
