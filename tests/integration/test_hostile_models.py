@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -88,27 +89,34 @@ class Run(NamedTuple):
     max_rss_mib: float
 
 
+MEASURE = """
+import resource, subprocess, sys
+status = subprocess.run(sys.argv[2:]).returncode
+with open(sys.argv[1], "w") as file:
+    file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(status)
+"""
+"""A new process counts the memory of the one that started it, so a small one must."""
+
+
 def headwater(home: Path, *arguments: str) -> Run:
     """In a process of its own, for its memory."""
     started_s = time.perf_counter()
-    output, errors = home.with_suffix(".out"), home.with_suffix(".err")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    pid = os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-m", "deployments.cli", *arguments],
-        {**os.environ, "HEADWATER_HOME": str(home)},
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 1, str(output), flags, 0o600),
-            (os.POSIX_SPAWN_OPEN, 2, str(errors), flags, 0o600),
-        ],
+    rss_file = home.with_suffix(".rss")
+    command = [sys.executable, "-m", "deployments.cli", *arguments]
+    ended = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(rss_file), *command],
+        env={**os.environ, "HEADWATER_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    _, status, usage = os.wait4(pid, 0)
     return Run(
-        os.waitstatus_to_exitcode(status),
-        output.read_text(),
-        errors.read_text(),
+        ended.returncode,
+        ended.stdout,
+        ended.stderr,
         time.perf_counter() - started_s,
-        usage.ru_maxrss / 1024,
+        int(rss_file.read_text()) / 1024,
     )
 
 
