@@ -29,16 +29,16 @@ BLOCK_SIZE = 4
 LAYER_BLOCK_BYTES = 2 * 2 * 8 * BLOCK_SIZE * 4  # K and V, KV heads, head_dim, tokens, float32
 ROOT_KEY = root_key(KeySalt("tiny", "float32", BLOCK_SIZE, "test"))
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
+ALL_WAYS = (
+    GREEDY,
+    SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=7),
+    SamplingParams(max_tokens=20, temperature=1.0, repetition_penalty=1.2, seed=8),
+)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 9},
     "gemma3_text": {"num_hidden_layers": 3, "sliding_window": 9, "sliding_window_pattern": 3},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -71,8 +71,9 @@ def load(checkpoint: Path, *, num_blocks: int = 400, **config: Any) -> tuple[Loa
     return loaded, engine
 
 
-def make_requests(sampling: SamplingParams = GREEDY) -> list[EngineRequest]:
-    """Prompts of 3 to 38 tokens; the even ones share their first 10."""
+def make_requests(*samplings: SamplingParams) -> list[EngineRequest]:
+    """Prompts of 3 to 38 tokens, each sampled in the next way; the even ones share their first
+    10."""
     generator = torch.Generator().manual_seed(5)
     shared = torch.randint(3, VOCAB_SIZE, (10,), generator=generator).tolist()
     requests = []
@@ -80,6 +81,7 @@ def make_requests(sampling: SamplingParams = GREEDY) -> list[EngineRequest]:
         own = torch.randint(3, VOCAB_SIZE, (3 + 4 * index,), generator=generator).tolist()
         token_ids = own if index % 2 else shared + own
         keys: list[bytes] = list(block_keys(ROOT_KEY, token_ids, BLOCK_SIZE))
+        sampling = samplings[index % len(samplings)]
         requests.append(EngineRequest(str(index), token_ids, ROOT_KEY, keys, sampling, 60.0))
     return requests
 
@@ -92,9 +94,9 @@ def answer(engine: Engine, requests: list[EngineRequest]) -> dict[str, list[int]
     return {request_id: a.token_ids for request_id, a in answers.items()}
 
 
-def answer_alone(checkpoint: Path, sampling: SamplingParams) -> dict[str, list[int]]:
+def answer_alone(checkpoint: Path, *samplings: SamplingParams) -> dict[str, list[int]]:
     answers: dict[str, list[int]] = {}
-    for request in make_requests(sampling):
+    for request in make_requests(*samplings):
         _, engine = load(checkpoint)
         answers |= answer(engine, [request])
     return answers
@@ -108,7 +110,7 @@ def expected_logprobs(reference: Any, token_ids: list[int]) -> Tensor:
 
 def test_greedy_answers_equal_transformers(checkpoint: Path, reference: Any) -> None:
     expected = {}
-    for request in make_requests():
+    for request in make_requests(GREEDY):
         prompt = torch.tensor([request.token_ids])
         output = reference.generate(
             prompt,
@@ -121,7 +123,7 @@ def test_greedy_answers_equal_transformers(checkpoint: Path, reference: Any) -> 
         )
         expected[request.request_id] = output[0, prompt.shape[1] :].tolist()
     _, engine = load(checkpoint)
-    assert answer(engine, make_requests()) == expected
+    assert answer(engine, make_requests(GREEDY)) == expected
 
 
 CONFIGS: list[dict[str, Any]] = [
@@ -135,25 +137,18 @@ CONFIGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("reference", ["llama", "gemma3_text"], indirect=True)
-@pytest.mark.parametrize(
-    "sampling",
-    [GREEDY, SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=7)],
-    ids=["greedy", "seeded"],
-)
-def test_answers_do_not_depend_on_batch_chunks_cache_or_preemption(
-    checkpoint: Path, sampling: SamplingParams
-) -> None:
-    expected = answer_alone(checkpoint, sampling)
+def test_answers_do_not_depend_on_batch_chunks_cache_or_preemption(checkpoint: Path) -> None:
+    expected = answer_alone(checkpoint, *ALL_WAYS)
     loaded, _ = load(checkpoint)
     has_windows = any(group.window for group in loaded.geometry.groups)
     # Enough for the longest alone; windows let more run in less.
     small_pool = {"num_blocks": 24 if has_windows else 34}
     for config in [*CONFIGS, small_pool]:
         _, engine = load(checkpoint, **config)
-        assert answer(engine, make_requests(sampling)) == expected, config
+        assert answer(engine, make_requests(*ALL_WAYS)) == expected, config
         # Again, with whatever the prefix cache has kept.
         view = engine.step().load
-        assert answer(engine, make_requests(sampling)) == expected, config
+        assert answer(engine, make_requests(*ALL_WAYS)) == expected, config
         if config == small_pool and not has_windows:
             assert view.num_preemptions > 0
         if config == {}:
