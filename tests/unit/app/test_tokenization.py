@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -186,9 +186,13 @@ def test_pieces_make_the_tokens_of_the_whole(
 ) -> None:
     model, tokenizer = model_of(kind, template)
     messages = [{"role": role, "content": content} for role, content in turns]
-    rendered = ChatTemplate(template, bos_token="<s>", eos_token=None).render(messages)
+    chat_template = ChatTemplate(template, bos_token="<s>", eos_token=None)
+    rendered = chat_template.render(messages)
+    # Two texts may spell a control token together, which then isn't read as one either.
+    of_template = chat_template.render([{**message, "content": "x"} for message in messages])
+    assume(all(rendered.count(token) == of_template.count(token) for token in CONTROL))
     expected = tokenizer.encode(rendered, add_special_tokens=False).ids
-    assert model.encode_chat(messages) == expected
+    assert model.encode_chat(messages) == expected, rendered
     assert model.encode_chat(messages) == expected, "from the cache"
 
 
