@@ -11,13 +11,14 @@ class RmsNorm:
     def __init__(self, weight: Tensor, *, eps: float, offset: float, dtype: torch.dtype) -> None:
         # Gemma stores weights less one: the sum must not be rounded to the weights' dtype.
         self._weight = weight.float() + offset if offset else weight.float()
+        self._shape = self._weight.shape
         self._eps = eps
         self._dtype = dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x`` in any dtype; the result has that of the weights."""
-        return self.exact(x.float()).to(self._dtype)
+        """Float32 to the dtype of the weights."""
+        return F.rms_norm(x, self._shape, self._weight, self._eps).to(self._dtype)
 
     def exact(self, x: Tensor) -> Tensor:
         """Float32 to float32."""
-        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        return F.rms_norm(x, self._shape, self._weight, self._eps)

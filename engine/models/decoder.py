@@ -124,8 +124,8 @@ class DecoderModel:
         heads = layer.qkv(normed).view(-1, num_rotated + num_kv_heads, head_dim)
         if layer.qk_norms is not None:
             query, key = heads[:, :num_heads], heads[:, num_heads:num_rotated]
-            query.copy_(layer.qk_norms.query(query))
-            key.copy_(layer.qk_norms.key(key))
+            query.copy_(layer.qk_norms.query.exact(query.float()))
+            key.copy_(layer.qk_norms.key.exact(key.float()))
         rotate_(heads[:, :num_rotated], cos, sin)
         new_kv = heads[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
         return attend(heads[:, :num_heads], new_kv, kv)
