@@ -7,21 +7,21 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from app.answer import AskedPrompt
-from app.answer_options import AnswerOptions
-from app.answer_run import AnswerRun, PromptRun
-from app.body import parse_json_object, read_body
-from app.chat_events import ChatEvents
-from app.chat_request import ChatRequest, parse_chat_request
+from app.answers.answer import AskedPrompt
+from app.answers.answer_run import AnswerRun, PromptRun
+from app.answers.chat_events import ChatEvents
+from app.answers.logprobs import LogprobFormat
+from app.answers.openai_objects import AnswerHead, chat_completion_object
+from app.answers.text_rules import text_rules
+from app.answers.whole_answer import Choice
 from app.client_watch import Gone, run_while_connected
 from app.gateway import Gateway
-from app.logprobs import LogprobFormat
-from app.openai_objects import AnswerHead, chat_completion_object
 from app.record import RequestRecord, record_of
-from app.sampling import check_can_fit, sampling_params
-from app.text_rules import text_rules
-from app.tokenization import ModelTokenizer, Prompt
-from app.whole_answer import Choice
+from app.requests.answer_options import AnswerOptions
+from app.requests.body import parse_json_object, read_body
+from app.requests.chat_request import ChatRequest, parse_chat_request
+from app.requests.sampling import check_can_fit, sampling_params
+from app.text.tokenization import ModelTokenizer, Prompt
 from engine.messages import Usage
 
 
@@ -74,7 +74,7 @@ class ChatCompletions:
 
 
 class _ChatShape:
-    """Implements ``app.answer_run.AnswerShape``."""
+    """Implements ``app.answers.answer_run.AnswerShape``."""
 
     def __init__(self, options: AnswerOptions, tokenizer: ModelTokenizer, prompt: Prompt) -> None:
         self._options = options

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 
 from starlette.types import Receive
 
-from app.body import ClientGoneError
+from app.requests.body import ClientGoneError
 
 logger = logging.getLogger(__name__)
 

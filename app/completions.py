@@ -7,28 +7,28 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from app.answer import AskedPrompt, EchoMaker
-from app.answer_options import AnswerOptions
-from app.answer_run import AnswerRun, PromptRun
-from app.body import parse_json_object, read_body
-from app.border import invalid
-from app.client_watch import Gone, run_while_connected
-from app.completion_events import CompletionEvents
-from app.completion_request import CompletionRequest, parse_completion_request
-from app.echo import create_echo
-from app.gateway import Gateway
-from app.logprobs import (
+from app.answers.answer import AskedPrompt, EchoMaker
+from app.answers.answer_run import AnswerRun, PromptRun
+from app.answers.completion_events import CompletionEvents
+from app.answers.echo import create_echo
+from app.answers.logprobs import (
     MAX_ANSWER_BYTES,
     MAX_BYTES_ON_LOOP,
     LogprobFormat,
     num_memory_bytes,
 )
-from app.openai_objects import AnswerHead, completion_object
+from app.answers.openai_objects import AnswerHead, completion_object
+from app.answers.text_rules import text_rules
+from app.answers.whole_answer import Choice
+from app.client_watch import Gone, run_while_connected
+from app.gateway import Gateway
 from app.record import RequestRecord, record_of
-from app.sampling import check_can_fit, check_token_ids, sampling_params
-from app.text_rules import text_rules
-from app.tokenization import ModelTokenizer, Prompt
-from app.whole_answer import Choice
+from app.requests.answer_options import AnswerOptions
+from app.requests.body import parse_json_object, read_body
+from app.requests.border import invalid
+from app.requests.completion_request import CompletionRequest, parse_completion_request
+from app.requests.sampling import check_can_fit, check_token_ids, sampling_params
+from app.text.tokenization import ModelTokenizer, Prompt
 from engine.messages import Usage
 
 
@@ -77,7 +77,7 @@ class Completions:
 
 
 class _CompletionShape:
-    """Implements ``app.answer_run.AnswerShape``."""
+    """Implements ``app.answers.answer_run.AnswerShape``."""
 
     def __init__(
         self, options: AnswerOptions, tokenizer: ModelTokenizer, prompts: Sequence[Prompt]

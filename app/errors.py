@@ -1,7 +1,8 @@
 """Everything a client can be told went wrong, in the shape of OpenAI's error object.
 
 The one exception tree of this package. Must not know HTTP frameworks: ``app.middleware`` turns an
-``ApiError`` into a response, ``app.sse`` into the last event of a stream that already began.
+``ApiError`` into a response, ``app.answers.sse`` into the last event of a stream that already
+began.
 """
 
 import orjson

@@ -15,7 +15,7 @@ from app.dispatch import Dispatcher
 from app.errors import ModelNotFoundError
 from app.membership import ConnectEngine, EngineAddress, Membership
 from app.metrics import Metrics
-from app.tokenization import TokenizerCache
+from app.text.tokenization import TokenizerCache
 
 
 class Gateway:

@@ -6,10 +6,10 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.body import ClientGoneError
 from app.errors import ApiError, HeadersTooLargeError
 from app.gateway import Gateway
 from app.record import RequestRecord, attach_record, create_record
+from app.requests.body import ClientGoneError
 
 logger = logging.getLogger(__name__)
 request_logger = logging.getLogger("headwater.request")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.errors import ApiError
-from app.tokenization import Prompt
+from app.text.tokenization import Prompt
 from engine.messages import SamplingParams, TokenDelta
 
 

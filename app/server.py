@@ -10,15 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from app.answers.openai_objects import model_object
 from app.chat_completions import ChatCompletions
 from app.completions import Completions
 from app.errors import MethodNotAllowedError, NotFoundError
 from app.gateway import Gateway
 from app.metrics import CONTENT_TYPE
 from app.middleware import RequestMiddleware
-from app.openai_objects import model_object
-from app.openapi import openapi_document
 from app.record import record_of
+from app.requests.openapi import openapi_document
 from app.tokenize_routes import DetokenizeRoute, TokenizeRoute
 from app.version import package_version
 

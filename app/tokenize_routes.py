@@ -9,18 +9,18 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.body import parse_json_object, read_body
-from app.border import unsupported
 from app.gateway import Gateway
 from app.record import record_of
-from app.sampling import check_token_ids
-from app.tokenization import ModelTokenizer
-from app.tokenize_request import (
+from app.requests.body import parse_json_object, read_body
+from app.requests.border import unsupported
+from app.requests.sampling import check_token_ids
+from app.requests.tokenize_request import (
     DetokenizeRequest,
     TokenizeRequest,
     parse_detokenize_request,
     parse_tokenize_request,
 )
+from app.text.tokenization import ModelTokenizer
 
 
 class TokenizeRoute:

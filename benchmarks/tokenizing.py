@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from app.chat_template import Message
-from app.tokenization import ModelTokenizer
+from app.text.chat_template import Message
+from app.text.tokenization import ModelTokenizer
 from benchmarks.result import BenchmarkResult, CaseResult
 from benchmarks.workload import Workload, make_prompt
 from deployments.environment import headwater_home

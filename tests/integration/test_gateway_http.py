@@ -24,7 +24,7 @@ from app.config import GatewayConfig, ModelRoute
 from app.gateway import Gateway
 from app.membership import EngineAddress
 from app.server import create_asgi_app
-from app.tokenization import ModelTokenizer
+from app.text.tokenization import ModelTokenizer
 from engine.config import EngineConfig, EngineSpec, PacedConfig
 from engine.front import EngineFront
 from tests.quickstart import quickstart_checkpoint

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from app.tokenization import ModelTokenizer
+from app.text.tokenization import ModelTokenizer
 from engine.checkpoints.store import Checkpoint
 from engine.messages import ModelCard
 from tests.quickstart import quickstart_checkpoint

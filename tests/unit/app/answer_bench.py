@@ -9,17 +9,17 @@ from typing import Any
 import orjson
 from starlette.types import Message
 
-from app.answer import Answer, AskedPrompt
-from app.answer_options import AnswerOptions
-from app.answer_stream import AnswerStream
-from app.chat_events import ChatEvents
-from app.completion_events import CompletionEvents
-from app.echo import create_echo
-from app.logprobs import LogprobFormat
-from app.openai_objects import AnswerHead, chat_completion_object, completion_object
-from app.text_rules import text_rules
-from app.tokenization import ModelTokenizer
-from app.whole_answer import WholeAnswer
+from app.answers.answer import Answer, AskedPrompt
+from app.answers.answer_stream import AnswerStream
+from app.answers.chat_events import ChatEvents
+from app.answers.completion_events import CompletionEvents
+from app.answers.echo import create_echo
+from app.answers.logprobs import LogprobFormat
+from app.answers.openai_objects import AnswerHead, chat_completion_object, completion_object
+from app.answers.text_rules import text_rules
+from app.answers.whole_answer import WholeAnswer
+from app.requests.answer_options import AnswerOptions
+from app.text.tokenization import ModelTokenizer
 from engine.messages import FinishReason, SamplingParams, TokenDelta, Usage
 from tests.unit.app.fakes import EOS_ID, fake_logprobs, ids_of, make_card
 

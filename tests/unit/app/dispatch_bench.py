@@ -8,7 +8,7 @@ from app.config import GatewayConfig
 from app.dispatch import Dispatcher
 from app.errors import ApiError
 from app.queue import Job
-from app.tokenization import Prompt
+from app.text.tokenization import Prompt
 from cache_tiers.keys import BlockKey, block_keys
 from engine.messages import SamplingParams, TokenDelta
 from tests.unit.app.fakes import FakeEngine, make_card

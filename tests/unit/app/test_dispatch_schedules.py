@@ -5,14 +5,14 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.answer import Answer, AskedPrompt
+from app.answers.answer import Answer, AskedPrompt
+from app.answers.generation import FinishedBy, Piece, TextRules
 from app.config import GatewayConfig
-from app.detokenizer import create_detokenizer_factory
 from app.dispatch import Dispatcher
 from app.errors import ApiError
-from app.generation import FinishedBy, Piece, TextRules
 from app.queue import Job
-from app.tokenization import Prompt
+from app.text.detokenizer import create_detokenizer_factory
+from app.text.tokenization import Prompt
 from engine.messages import FinishReason, LoadView, SamplingParams
 from tests.unit.app.fakes import TOKENIZER, FakeEngine, make_card
 

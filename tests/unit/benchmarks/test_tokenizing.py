@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.tokenization import ModelTokenizer
+from app.text.tokenization import ModelTokenizer
 from benchmarks.tokenizing import (
     ConversationCost,
     LongPromptCost,

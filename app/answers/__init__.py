@@ -1,0 +1,1 @@
+"""What clients get: samples as they arrive, as events or as one object."""

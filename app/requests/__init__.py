@@ -1,0 +1,1 @@
+"""What clients may send: bodies, their fields and limits. pydantic stops here."""

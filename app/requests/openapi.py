@@ -1,0 +1,151 @@
+"""The OpenAPI 3.1 document of the gateway's routes, served at ``/openapi.json``.
+
+Request schemas are those that requests are validated by, so that the document cannot promise
+something else. ``/v1`` paths stand for the bare ones, too.
+"""
+
+from functools import cache
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from app.requests import answer_schemas as answers
+from app.requests.chat_request import ChatRequest
+from app.requests.completion_request import CompletionRequest
+from app.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
+from app.version import package_version
+
+Json = dict[str, Any]
+
+_REQUESTS: tuple[type[BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+_ANSWERS: tuple[type[BaseModel], ...] = (
+    answers.ChatCompletion,
+    answers.Completion,
+    answers.Tokenized,
+    answers.Detokenized,
+    answers.Model,
+    answers.ModelList,
+    answers.Version,
+    answers.OpenApiDocument,
+    answers.Error,
+)
+
+_ERRORS = {
+    "400": "A field is wrong or not supported; `param` names it.",
+    "401": "No API key, or one that is not known.",
+    "404": "There is no such model or path.",
+    "405": "The path exists, for other methods.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is larger than the server's limit.",
+    "431": "The headers are more, or longer, than the server takes.",
+    "500": "The server or an engine failed.",
+    "503": "No capacity now, or the model is still loading; `retry-after` says when to try again.",
+    "504": "A time limit of the server ran out.",
+}
+_EVERYWHERE = ("401", "405", "431", "500")
+
+
+@cache
+def openapi_document() -> bytes:
+    """As JSON; the same for the life of the process."""
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headwater",
+            "version": package_version(),
+            "description": "Fields beyond those listed are ignored; null is the same as absent. "
+            "Integers are written as such: 1, not 1.0. "
+            "Paths under `/v1` are also served without it.",
+        },
+        "security": [{"bearer": []}, {}],
+        "paths": _paths(),
+        "components": {
+            "schemas": _schemas(),
+            "responses": {status: _error(text) for status, text in _ERRORS.items()},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+    return orjson.dumps(document)
+
+
+def _paths() -> Json:
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "/health": {"get": _get("Whether this gateway answers", {}) | {"security": []}},
+        "/version": {"get": _get("The server's version", _json(answers.Version))},
+        "/metrics": {
+            "get": _get("Prometheus metrics", {"text/plain": {"schema": {"type": "string"}}})
+        },
+        "/openapi.json": {"get": _get("This document", _json(answers.OpenApiDocument))},
+        "/v1/models": {"get": _get("The models served here", _json(answers.ModelList))},
+        "/v1/models/{name}": {
+            "parameters": [name],
+            "get": _get("One model, by its name or an alias", _json(answers.Model), "404"),
+        },
+        "/v1/chat/completions": {
+            "post": _post(
+                "Answer a conversation", ChatRequest, _json(answers.ChatCompletion) | _events()
+            )
+        },
+        "/v1/completions": {
+            "post": _post(
+                "Complete texts", CompletionRequest, _json(answers.Completion) | _events()
+            )
+        },
+        "/tokenize": {
+            "post": _post(
+                "Token ids of a text or conversation", TokenizeRequest, _json(answers.Tokenized)
+            )
+        },
+        "/detokenize": {
+            "post": _post("The text of token ids", DetokenizeRequest, _json(answers.Detokenized))
+        },
+    }
+
+
+def _get(summary: str, content: Json, *errors: str) -> Json:
+    answer = {"description": summary} | ({"content": content} if content else {})
+    return {"summary": summary, "responses": {"200": answer} | _refs(*_EVERYWHERE, *errors)}
+
+
+def _post(summary: str, request: type[BaseModel], content: Json) -> Json:
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": _json(request)},
+        "responses": {"200": {"description": summary, "content": content}} | _refs(*_ERRORS),
+    }
+
+
+def _refs(*statuses: str) -> Json:
+    return {status: {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses)}
+
+
+def _json(model: type[BaseModel]) -> Json:
+    return {
+        "application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}},
+    }
+
+
+def _events() -> Json:
+    """With ``stream``: chunks as server-sent events, ended by ``[DONE]``."""
+    return {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+def _error(description: str) -> Json:
+    return {"description": description, "content": _json(answers.Error)}
+
+
+def _schemas() -> Json:
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in (*_REQUESTS, *_ANSWERS)],
+        ref_template="#/components/schemas/{model}",
+    )
+    definitions: Json = schemas["$defs"]
+    return definitions

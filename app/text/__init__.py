@@ -1,0 +1,1 @@
+"""Messages and texts to token ids, and token ids back to text. Knows no HTTP and no engines."""
