@@ -2,8 +2,8 @@
 
 Where each token has bytes of its own (see ``app.text.token_text``), an incremental UTF-8 decoder
 reads them; the other tokenizers decode a small window of tokens twice and show the difference. The
-pieces of one sequence, flushed, are equal to decoding it whole, but for bytes that are no UTF-8 in a
-SentencePiece vocabulary: ``tokenizers`` gives up the whole run of bytes they stand in, which a
+pieces of one sequence, flushed, are equal to decoding it whole, but for bytes that are no UTF-8 in
+a SentencePiece vocabulary: ``tokenizers`` gives up the whole run of bytes they stand in, which a
 stream cannot, since it showed the characters before them already.
 """
 
