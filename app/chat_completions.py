@@ -111,5 +111,6 @@ async def _tokenize(request: ChatRequest, tokenizer: ModelTokenizer, *, is_long:
         template_kwargs=request.template_kwargs(),
         add_generation_prompt=request.adds_generation_prompt,
         continue_final_message=request.continues_final_message,
+        cache_salt=request.cache_salt,
     )
     return await asyncio.to_thread(build) if is_long or tokenizer.is_slow else build()

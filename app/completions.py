@@ -134,7 +134,9 @@ def _prompt_run(
         check_can_fit(request, tokenizer.min_num_tokens(asked), card)
     else:
         check_token_ids(asked, card, param="prompt")
-    prompt = tokenizer.completion_prompt(asked, add_special_tokens=request.adds_special_tokens)
+    prompt = tokenizer.completion_prompt(
+        asked, add_special_tokens=request.adds_special_tokens, cache_salt=request.cache_salt
+    )
     sampling = sampling_params(request, len(prompt.token_ids), card)
     rules = text_rules(request.options(), sampling, tokenizer, context_ids=prompt.token_ids)
     return PromptRun(

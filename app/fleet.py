@@ -46,7 +46,7 @@ class Member:
 
     def fits(self, job: Job) -> bool:
         """Another root key means other weights: the prompt was made for another model."""
-        return self.is_accepting and self.client.card.root_key == job.prompt.root_key
+        return self.is_accepting and self.client.card.root_key == job.prompt.card_root_key
 
     def announce_demand(self, num_waiting: int) -> None:
         """Say so to the engine, if it is news."""

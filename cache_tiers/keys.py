@@ -45,6 +45,15 @@ def root_key(salt: KeySalt) -> BlockKey:
     return BlockKey(digest.digest())
 
 
+def salted_root(root: BlockKey, salt: str) -> BlockKey:
+    """The parent of first blocks that only requests with the same ``salt`` share."""
+    return BlockKey(
+        hashlib.blake2b(
+            salt.encode(), digest_size=KEY_BYTES, key=root, person=b"headwater-salt"
+        ).digest()
+    )
+
+
 def next_key(parent: BlockKey, block_tokens: Sequence[int]) -> BlockKey:
     """The key of the full block ``block_tokens`` that follows ``parent``."""
     tokens = array("I", block_tokens).tobytes()

@@ -4,8 +4,9 @@ Strict: true is not 1, and "1" is not 1. Unknown fields are ignored, as clients 
 the same as absent. Must not know what any field means. pydantic stops here and in the models.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,11 +27,20 @@ class Border(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    reasons: ClassVar[Mapping[str, str]] = {}
+    """What is allowed, by the path of a field without positions, where pydantic's words for one of
+    several alternatives would mislead.
+    """
+
 
 Model = TypeVar("Model", bound=Border)
 
+_POSITION = re.compile(r"\[\d+\]")
+
 _REASONS = {
+    "bool_type": "it must be true or false",
     "dict_type": "it must be an object",
+    "int_type": "it must be an integer from -2^63 to 2^64 - 1, written without a decimal point",
     "list_type": "it must be an array",
     "model_type": "it must be an object",
 }
@@ -46,7 +56,9 @@ def validated(model: type[Model], body: Mapping[str, Any]) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = _param(first["loc"], body, is_missing=first["type"] == "missing")
-        reason = _REASONS.get(first["type"]) or first["msg"][:1].lower() + first["msg"][1:]
+        reason = model.reasons.get(_POSITION.sub("", param)) or _REASONS.get(first["type"])
+        if reason is None:
+            reason = first["msg"][:1].lower() + first["msg"][1:]
         raise invalid(param, reason) from None
 
 

@@ -27,10 +27,18 @@ class ChatRequest(ConversationFields, SamplingFields):
         **SamplingFields.refused,
         "audio": "audio output is not supported",
         "best_of": "it is only allowed for /v1/completions",
+        "chat_template": "a template comes with its model; 'chat_template_kwargs' may steer it",
         "documents": "put the documents into 'messages'",
         "echo": "it is only allowed for /v1/completions",
         "function_call": "functions are not supported; use 'tools'",
         "functions": "functions are not supported; use 'tools'",
+    }
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.reasons,
+        "messages.content.type": "only parts of the type 'text' are supported",
+        "modalities": "only text is supported",
+        "tool_choice": "no call can be forced; 'none' and 'auto' are allowed",
     }
 
     messages: Messages

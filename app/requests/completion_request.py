@@ -47,6 +47,11 @@ class CompletionRequest(SamplingFields):
         "suffix": "completing the middle of a text is not supported",
     }
 
+    reasons: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.reasons,
+        "prompt": "it must be a text, token ids, or a list of either, and not empty",
+    }
+
     default_max_tokens: ClassVar[int | None] = DEFAULT_MAX_TOKENS
 
     prompt: Prompt

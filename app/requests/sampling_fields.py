@@ -26,6 +26,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1000
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
+MAX_CACHE_SALT_CHARS = 128
+"""As in vLLM's server."""
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _MAX_TOKEN_ID = 2**31 - 1
@@ -110,6 +112,11 @@ class SamplingFields(Border):
     refused: ClassVar[Mapping[str, str]] = _REFUSED
     """Fields with the reason why any value but null, false or an empty one is refused."""
 
+    reasons: ClassVar[Mapping[str, str]] = {
+        "response_format.type": "structured outputs are not supported; only 'text' is allowed",
+        "skip_special_tokens": "special tokens are never shown; only true is allowed",
+    }
+
     default_max_tokens: ClassVar[int | None] = None
     """None is as many as the context holds."""
 
@@ -140,6 +147,10 @@ class SamplingFields(Border):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    """Only requests with the same one share cached prefixes: how long an answer takes then tells
+    others nothing of this prompt.
+    """
 
     @property
     def num_max_tokens(self) -> int | None:

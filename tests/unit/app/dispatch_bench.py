@@ -73,7 +73,7 @@ class Bench:
         token_ids = [token] * num_tokens
         return Job(
             request_id=f"r{self.num_jobs}",
-            prompt=Prompt(token_ids, root, list[bytes](block_keys(root, token_ids, 16))),
+            prompt=Prompt(token_ids, root, list[bytes](block_keys(root, token_ids, 16)), root),
             sampling=SamplingParams(max_tokens=5),
             answer=Recorder(),
             arrived_s=self.now_s + self.num_jobs / 1000,

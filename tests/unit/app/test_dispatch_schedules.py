@@ -68,7 +68,8 @@ class OrderCheck:
 
 
 def make_prompt(pick: int) -> Prompt:
-    return Prompt([pick] * 300, make_card().root_key, [bytes([pick, n]) for n in range(18)])
+    root = make_card().root_key
+    return Prompt([pick] * 300, root, [bytes([pick, n]) for n in range(18)], root)
 
 
 class Schedule:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_tiers.keys import KEY_BYTES, KeySalt, block_keys, next_key, root_key
+from cache_tiers.keys import (
+    KEY_BYTES,
+    KeySalt,
+    block_keys,
+    next_key,
+    root_key,
+    salted_root,
+)
 
 SALT = KeySalt("sha256:abc", "bfloat16", 16, "layer-kv-slot-head")
 ROOT = root_key(SALT)
@@ -74,3 +81,11 @@ def test_keys_can_be_chained_one_by_one() -> None:
     keys = block_keys(ROOT, token_ids, 16)
 
     assert next_key(keys[1], token_ids[32:48]) == keys[2]
+
+
+def test_a_clients_salt_separates_and_depends_on_the_models() -> None:
+    salted = salted_root(ROOT, "x")
+    assert salted == salted_root(ROOT, "x")
+    assert len(salted) == KEY_BYTES
+    other = root_key(replace(SALT, tenant="acme"))
+    assert len({ROOT, salted, salted_root(ROOT, "y"), salted_root(other, "x")}) == 4

@@ -45,6 +45,9 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"modalities": ["text", "audio"]}, "modalities[1]"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template": "{{ 1/0 }}"}, "chat_template"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "x" * 129}, "cache_salt"),
 ]
 COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
@@ -289,7 +292,7 @@ async def test_the_templates_own_words_are_passed_on(edge: Edge) -> None:
     "extra",
     [
         {"user": "u", "metadata": {"a": "b"}, "store": True, "verbosity": "low"},
-        {"chat_template": "{{ 1/0 }}", "priority": 1, "cache_salt": "x"},
+        {"kv_transfer_params": {}, "priority": 1, "cache_salt": "x"},
         {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1},
         {"n": 1, "logprobs": False, "response_format": {"type": "text"}},
         {"tools": [], "tool_choice": "auto", "modalities": ["text"], "logit_bias": {}},
@@ -328,3 +331,29 @@ async def test_unknown_paths_and_methods_are_json_errors(
     assert response.status_code == status
     assert response.json()["error"].keys() >= {"message", "type", "param", "code"}
     assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tool_choice": "required"}, "no call can be forced"),
+        ({"response_format": {"type": "json_object"}}, "structured outputs are not supported"),
+        ({"seed": 2**64}, "from -2^63 to 2^64 - 1"),
+        (
+            message(content=[{"type": "image_url", "image_url": {}}]),
+            "only parts of the type 'text'",
+        ),
+    ],
+)
+async def test_a_refusal_says_what_is_allowed(
+    edge: Edge, fields: dict[str, Any], words: str
+) -> None:
+    response = await edge.http.post("/v1/chat/completions", json=GOOD | fields)
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+async def test_a_prompt_of_a_wrong_kind_is_told_all_that_are_allowed(edge: Edge) -> None:
+    body = {"model": GOOD["model"], "prompt": {"a": 1}}
+    response = await edge.http.post("/v1/completions", json=body)
+    assert "a text, token ids, or a list of either" in response.json()["error"]["message"]

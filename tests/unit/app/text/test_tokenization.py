@@ -105,6 +105,17 @@ def test_block_keys_are_those_of_the_cache() -> None:
     assert prompt.index_keys == prompt.block_keys[7::8]
 
 
+def test_only_prompts_with_the_same_salt_share_keys() -> None:
+    plain, salted, again, other = (
+        MODEL.completion_prompt([1] * 40, cache_salt=salt) for salt in (None, "a", "a", "b")
+    )
+    assert salted.block_keys == again.block_keys
+    keys = [prompt.block_keys for prompt in (plain, salted, other)]
+    assert len(set().union(*keys)) == sum(map(len, keys)) == 6
+    assert salted.block_keys == block_keys(BlockKey(salted.root_key), [1] * 40, 16)
+    assert salted.card_root_key == MODEL.card.root_key
+
+
 @pytest.mark.parametrize(
     "template",
     [
