@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from ray._private.accelerators import get_accelerator_manager_for_resource
 
 from deployments.config import ModelArgs
 from deployments.faults import Fault, KeyPath
@@ -33,11 +34,17 @@ class Machine:
 
     num_cpus: float
     available_memory_bytes: int
+    num_gpus: int = 0
 
 
 def this_machine() -> Machine:
     """Measured now; the limits of containers count."""
-    return Machine(float(psutil.cpu_count() or 1), available_memory_bytes())
+    gpus = get_accelerator_manager_for_resource("GPU")  # whom Ray asks, too
+    return Machine(
+        num_cpus=float(psutil.cpu_count() or 1),
+        available_memory_bytes=available_memory_bytes(),
+        num_gpus=gpus.get_current_node_num_accelerators(),
+    )
 
 
 def check_file(file: ServeFile, *, home: Path, machine: Machine) -> list[Fault]:
@@ -80,9 +87,7 @@ def check_models(file: ServeFile, home: Path) -> Iterator[Fault]:
         path = (*model.path, "args", "source")
         try:
             create_source(args.source)
-            checkpoint = open_checkpoint(
-                checkpoint_path(home, args.name), weights_sha256=args.weights_sha256
-            )
+            checkpoint = open_checkpoint(checkpoint_path(home, args.name))
             size_engine(args.engine, checkpoint)
         except MissingCheckpoint:
             continue  # will be pulled
@@ -91,17 +96,17 @@ def check_models(file: ServeFile, home: Path) -> Iterator[Fault]:
         except EngineConfigError as error:
             yield Fault(str(error), (*model.path, "args", "engine"))
         else:
-            yield from _check_source_pin(args, checkpoint, (*model.path, "args", "source_sha256"))
+            yield from _check_pins(args, checkpoint, (*model.path, "args"))
 
 
-def _check_source_pin(args: ModelArgs, checkpoint: Checkpoint, path: KeyPath) -> Iterator[Fault]:
-    pinned, stored = args.source_sha256, checkpoint.manifest.source_sha256
-    if (
-        pinned is not None
-        and pinned.lower() != stored
-        and checkpoint.manifest.source == args.source
-    ):
-        yield Fault(f"{args.source} has sha256 {stored}, not the pinned {pinned}", path)
+def _check_pins(args: ModelArgs, checkpoint: Checkpoint, path: KeyPath) -> Iterator[Fault]:
+    manifest = checkpoint.manifest
+    pins = [("weights_sha256", "what is stored", args.weights_sha256, checkpoint.revision)]
+    if manifest.source == args.source:  # another source is pulled anew
+        pins.append(("source_sha256", args.source, args.source_sha256, manifest.source_sha256))
+    for key, what, pinned, stored in pins:
+        if pinned is not None and pinned.lower() != stored:
+            yield Fault(f"{what} has sha256 {stored}, not the pinned {pinned}", (*path, key))
 
 
 def missing_models(file: ServeFile, home: Path) -> list[ModelArgs]:
@@ -113,6 +118,9 @@ def missing_models(file: ServeFile, home: Path) -> list[ModelArgs]:
 def check_port(file: ServeFile) -> Iterator[Fault]:
     """The port that clients will use must be free."""
     host, port = file.http_host, file.http_port
+    if not 1 <= port <= 65535:
+        yield Fault(f"must be from 1 to 65535, not {port}", ("http_options", "port"))
+        return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -134,6 +142,12 @@ def check_resources(file: ServeFile, home: Path, machine: Machine) -> Iterator[F
         yield Fault(
             f"the replicas reserve {num_cpus:g} CPUs, this machine has {machine.num_cpus:g}: "
             "lower num_replicas or num_cpus"
+        )
+    num_gpus = sum(model.args.num_gpus * model.num_replicas for model in file.models)
+    if num_gpus > machine.num_gpus:
+        yield Fault(
+            f"the replicas reserve {num_gpus:g} GPUs, this machine has {machine.num_gpus}: "
+            "`serve deploy` the file onto a cluster that has them, or change num_gpus"
         )
     on_cpu = [model for model in file.models if model.args.engine.device == "cpu"]
     kv_bytes = sum(model.args.engine.kv_cache_bytes * model.num_replicas for model in on_cpu)

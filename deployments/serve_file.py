@@ -187,6 +187,10 @@ def _read_gateway(
         known = _all_keys(GatewayConfig)
         file.faults.extend(from_validation(error, (*where, "user_config"), known))
         return
+    prefix = application.route_prefix
+    if prefix is None or not prefix.startswith("/"):
+        message = f"must begin with '/', not be {prefix!r}: clients reach the gateway below it"
+        file.faults.append(Fault(message, (*path, "route_prefix")))
     num_replicas = _num_replicas(options, args.num_replicas)
     file.gateways.append(GatewaySection(args, num_replicas, config, (*where, "user_config")))
 

