@@ -45,7 +45,8 @@ class EngineConfig(BaseModel):
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of the step loop's process."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Context length in tokens; the model's own when absent. Never more than the model's own."""
+    """Context length in tokens; the model's own when absent. Never more than the model's own, and
+    a request is never longer than what the KV pool holds."""
     block_size_tokens: int = Field(default=16, ge=1, le=256)
     """Tokens per KV block, the unit of the prefix cache."""
     kv_cache_bytes: int = Field(default=512 * MIB, ge=1)
