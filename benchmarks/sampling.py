@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.result import BenchmarkResult, CaseResult, ResultError, read_result
 from benchmarks.statistics import percentile
+from engine.heap import keep_freed_memory
 from engine.messages import SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.step import Admission
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 if a result was written, 1 if not."""
     options = _parse_options(sys.argv[1:] if argv is None else argv)
     torch.set_num_threads(options.threads)
+    keep_freed_memory()  # as the engine's process does
     try:
         step_ms = options.step_ms or _measured_step_ms()
         with torch.inference_mode():

@@ -8,6 +8,7 @@ import torch
 from engine.attention import create_attention
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError
+from engine.heap import keep_freed_memory
 from engine.kv_pool import KvPool
 from engine.layers.linear import WeightLayout, can_pack, limit_shape_caches
 from engine.loader import WeightFiles
@@ -45,6 +46,7 @@ def load_torch_runner(
             device=device,
             layout=_resolve_layout(config, dtype),
         )
+        keep_freed_memory()  # only now: what loading frees shall go back
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
         return TorchRunner(
             model=model,
