@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600
 
 MAX_LENGTH = 60
 
-windows = st.integers(1, 40)
+windows = st.integers(2, 40)
 
 
 @st.composite
