@@ -48,7 +48,7 @@ class ChatCompletions:
     ) -> None:
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
-        tokenizer = await self._gateway.tokenizers.get(dispatcher.ready_card)
+        tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
         prompt = await _tokenize(request, tokenizer, is_long=is_long)
         sampling = sampling_params(request, len(prompt.token_ids), tokenizer.card)
         options = request.options()

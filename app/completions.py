@@ -61,7 +61,7 @@ class Completions:
     ) -> None:
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
-        tokenizer = await self._gateway.tokenizers.get(dispatcher.ready_card)
+        tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
         build = partial(_prompt_runs, request, tokenizer, record.request_id)
         runs = await asyncio.to_thread(build) if is_long else build()
         options = request.options()

@@ -7,6 +7,7 @@ that wait stand in ``app.waiting``. One event loop. Must not know HTTP or text.
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from app.client import EngineClient
@@ -25,32 +26,52 @@ from engine.messages import CacheEvents, EngineRequest, FinishReason, ModelCard,
 MAX_ATTEMPTS = 3
 """Engines that may lose one request before it fails: one that kills engines must not kill all."""
 
+MAX_CONNECTING_S = 5.0
+"""Wait for a first engine that discovery named; a large tokenizer takes about one second."""
+
 
 class Dispatcher:
     """The requests of one model. Implements ``app.client.EngineListener``."""
 
     def __init__(
-        self, model: str, config: GatewayConfig, *, clock: Callable[[], float] = time.monotonic
+        self,
+        model: str,
+        config: GatewayConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        max_connecting_s: float = MAX_CONNECTING_S,
     ) -> None:
         self.model = model
         self._config = config
         self.fleet = Fleet(config.prefix_index_max_keys)
         self._clock = clock
+        self._max_connecting_s = max_connecting_s
         self._waiting = WaitingRoom(
             self.fleet, config, clock, submit=self._submit, give_up=self._fail
         )
         self._jobs: dict[str, Job] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self.is_connecting = False
+        """Replicas are known; those that are not connected yet will be in a moment."""
+        self._joined = asyncio.Event()
 
     @property
     def card(self) -> ModelCard | None:
         """The card of an engine that takes requests; None while the model is loading."""
         return next((member.client.card for member in self.fleet if member.is_accepting), None)
 
-    @property
-    def ready_card(self) -> ModelCard:
-        """As ``card``; raises ``ModelLoadingError`` while there is none."""
+    async def ready_card(self) -> ModelCard:
+        """As ``card``, after a moment if a first engine is being connected.
+
+        Raises ``ModelLoadingError`` if none comes.
+        """
+        if self.card is None and self.is_connecting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._max_connecting_s):
+                    while self.card is None:
+                        self._joined.clear()
+                        await self._joined.wait()
         card = self.card
         if card is None:
             raise ModelLoadingError(self.model)
@@ -140,6 +161,7 @@ class Dispatcher:
         """``client`` takes requests from now on, those that wait for any engine first."""
         member = Member(client)
         self.fleet.add(member)
+        self._joined.set()
         self._waiting.rechoose(None)
         return member
 

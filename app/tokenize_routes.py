@@ -58,7 +58,7 @@ class DetokenizeRoute:
 async def _tokenizer_of(gateway: Gateway, model: str, scope: Scope) -> ModelTokenizer:
     dispatcher = gateway.dispatcher_of(model)
     record_of(scope).model = dispatcher.model
-    return await gateway.tokenizers.get(dispatcher.ready_card)
+    return await gateway.tokenizers.get(await dispatcher.ready_card())
 
 
 async def _run(work: Callable[[], bytes], *, is_long: bool) -> bytes:

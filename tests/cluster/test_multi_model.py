@@ -59,6 +59,8 @@ def _complete(client: openai.OpenAI, model: str, prompt: str) -> tuple[str, str,
 
 
 def test_both_models_are_listed_and_ready(client: openai.OpenAI) -> None:
+    for name in (SMOLLM2, GEMMA):
+        assert _complete(client, name, "Hi")[0] == name  # waits for the gateway to connect
     models = client.models.list().data
     assert [(model.id, model.to_dict()["status"]) for model in models] == [
         (SMOLLM2, "ready"),

@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from app.client import EngineClient, EngineListener
 from app.config import GatewayConfig
 from app.dispatch import Dispatcher
+from app.errors import ModelLoadingError
 from app.membership import ConnectError, EngineAddress, Membership, PrepareCard
 from engine.messages import ModelCard
 from tests.unit.app.fakes import FakeEngine, address_of, until
@@ -56,6 +59,28 @@ async def test_it_connects_what_comes_and_lets_go_what_leaves() -> None:
     await membership.close()
     await dispatcher.close()
     assert not ids(dispatcher)
+
+
+async def test_a_request_waits_a_moment_for_a_first_engine() -> None:
+    network = Network()
+    membership, dispatcher = start(network)
+    membership.set_addresses(addresses("a"))
+    card = asyncio.create_task(dispatcher.ready_card())
+    await until(lambda: network.num_dials.get("a") == 1)
+    assert not card.done()
+    network.reachable["a"] = FakeEngine("a")
+    assert (await card).engine_id == "a"
+    await membership.close()
+
+
+async def test_without_an_address_or_in_time_the_model_is_loading() -> None:
+    dispatcher = Dispatcher("m", GatewayConfig(), max_connecting_s=0.01)
+    membership = Membership(dispatcher, Network().connect, unprepared)
+    for named in ({}, addresses("a"), {}):
+        membership.set_addresses(named)
+        with pytest.raises(ModelLoadingError):
+            await dispatcher.ready_card()
+    await membership.close()
 
 
 async def test_an_engine_that_cannot_be_reached_is_dialled_again() -> None:
