@@ -22,9 +22,9 @@ _INTRODUCTION = """\
 
 A deployment is one `serve run` file, such as
 [configs/quickstart.yaml](../configs/quickstart.yaml): one application for the gateway and one for
-each model. `headwater check FILE` finds unknown keys, wrong values, missing models, busy ports and
-too little memory without starting anything. Unknown keys are errors everywhere. Units stand in the
-names.
+each model. `headwater check FILE` finds unknown keys, wrong values, missing models, busy ports,
+missing GPUs and too little memory of the machine, without starting anything. Unknown keys are
+errors everywhere. Units stand in the names.
 
 Changing an application's `args` restarts that application and no other; changing the gateway's
 `user_config` restarts nothing.

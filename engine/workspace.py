@@ -9,6 +9,8 @@ from engine.models.model_config import ModelConfig
 
 _QUERY_TILE = 64
 """Of `engine.attention.cpu_kernels`."""
+_REFERENCE_QUERY_TILE = 128
+"""Of `engine.attention.reference`."""
 _FLOAT = 4
 _SAMPLED_ELEMENTS = 2**22
 _SAMPLED_ELEMENT_BYTES = 32
@@ -54,7 +56,7 @@ def _attention_bytes(
     context = max_len * 2 * num_kv_heads * model.head_dim
     if config.attention == "reference" or config.device != "cpu":
         repeated = context * (num_heads // num_kv_heads) * 2 * _FLOAT
-        scores = 3 * num_heads * num_tokens * max_len * _FLOAT
+        scores = 3 * num_heads * min(num_tokens, _REFERENCE_QUERY_TILE) * max_len * _FLOAT
         return normed + projected + context * element + repeated + scores
     # Gathered KV, which a matrix product may copy; scores before and after the softmax.
     scores = 2 * num_heads * _QUERY_TILE * max_len * element

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from engine.attention.base import RaggedBatch, StepAttention
 
+QUERY_TILE = 128
+"""Queries whose scores exist at once: a long chunk's would take tens of gigabytes in float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAttention:
@@ -59,11 +62,15 @@ def attend_one(
     context_len, num_kv_heads, _ = keys.shape
     keys = keys.repeat_interleave(num_heads // num_kv_heads, dim=1).float()
     values = values.repeat_interleave(num_heads // num_kv_heads, dim=1).float()
-    scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
     key_positions = torch.arange(context_len, device=query.device)
-    own_positions = key_positions[-num_tokens:, None]
-    is_visible = key_positions <= own_positions
-    if window is not None:
-        is_visible &= key_positions > own_positions - window
-    weights = scores.masked_fill(~is_visible, -torch.inf).softmax(dim=-1)
-    return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
+    outputs = []
+    for tile, own_positions in zip(
+        query.split(QUERY_TILE), key_positions[-num_tokens:, None].split(QUERY_TILE), strict=True
+    ):
+        is_visible = key_positions <= own_positions
+        if window is not None:
+            is_visible &= key_positions > own_positions - window
+        scores = torch.einsum("qhd,khd->hqk", tile.float(), keys) * scale
+        weights = scores.masked_fill(~is_visible, -torch.inf).softmax(dim=-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype))
+    return torch.cat(outputs)

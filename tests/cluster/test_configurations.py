@@ -20,6 +20,7 @@ from engine.loader import MetaWeights
 from engine.model_size import model_size
 from engine.models.loading import load_model
 from engine.models.registry import read_model_config
+from engine.workspace import workspace_bytes
 from tests.quickstart import cached_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,8 +30,8 @@ NUM_GPUS = 8
 NUM_CPUS = 96
 PLACEMENT_TIMEOUT_S = 60.0
 GPU_BYTES = 80e9
-WORKSPACE_BYTES = 4e9
-"""Activations, logits and what CUDA keeps for itself."""
+CUDA_BYTES = 2e9
+"""What CUDA and its libraries keep for themselves."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -147,5 +148,8 @@ def test_the_models_of_a_configuration_have_the_shapes_that_are_planned_for(path
         kv_bytes = size.request_kv_bytes(max_len, args.engine.block_size_tokens)
         assert kv_bytes <= args.engine.kv_cache_bytes, f"{args.name}: no room for max_model_len"
         if args.num_gpus:
-            needed_bytes = size.weight_bytes + args.engine.kv_cache_bytes + WORKSPACE_BYTES
-            assert needed_bytes <= args.num_gpus * GPU_BYTES
+            workspace = workspace_bytes(
+                args.engine, config, max_request_tokens=max_len, bytes_per_element=dtype.itemsize
+            )
+            needed_bytes = size.weight_bytes + args.engine.kv_cache_bytes + workspace
+            assert needed_bytes + CUDA_BYTES <= args.num_gpus * GPU_BYTES

@@ -4,6 +4,7 @@ equal to those of an engine of their own, whatever is shared, preempted or passe
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -118,3 +119,18 @@ def test_samples_are_those_of_an_engine_of_their_own(
             )
     assert len({tuple(alone[name].token_ids) for name in ("r0", "r0#1", "r0#2", "r0#3")}) == 4
     assert len(alone["r2"].prompt_logprobs or []) == len(make_requests()[2].token_ids) - 1
+
+
+def test_a_sample_is_the_same_however_many_others_there_are(checkpoint: Path) -> None:
+    template = make_requests()[0]
+    samples: list[list[list[int]]] = []
+    for num_samples in (1, 2, 8):
+        engine = make_engine(checkpoint, max_num_seqs=5)
+        engine.add(msgspec.structs.replace(template, num_samples=num_samples))
+        answers = run_to_end(engine)
+        names = ["r0", *(f"r0#{index}" for index in range(1, num_samples))]
+        samples.append([answers[name].token_ids for name in names])
+    one, two, eight = samples
+    assert one == two[:1] == eight[:1]
+    assert two == eight[:2]
+    assert len({tuple(tokens) for tokens in eight}) == 8

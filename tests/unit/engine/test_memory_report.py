@@ -21,7 +21,6 @@ LLAMA_3_8B: dict[str, Any] = {
     "max_position_embeddings": 8192,
 }
 NUM_BYTES = 2 * 8_030_261_248
-EMBEDDING_BYTES = 2 * 128256 * 4096
 GIB = 1024**3
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app.requests.answer_options import AnswerOptions
 from app.text.detokenizer import create_detokenizer_factory
 from tests.unit.app import answer_bench
-from tests.unit.app.answer_bench import PROMPT, Script
+from tests.unit.app.answer_bench import PROMPT, PROMPT_IDS, Script
 from tests.unit.app.answers.test_stop_strings import stopped_at
 from tests.unit.app.fakes import TOKENIZER, ids_of
 
@@ -134,7 +134,27 @@ def test_a_stream_equals_the_whole(case: tuple[Script, Script, AnswerOptions]) -
             check_logprobs(choice, text, options)
         check_usage(chunks, answer["usage"], options)
         if options.returns_token_ids:
-            assert chunks[0].get("prompt_token_ids", answer_bench.PROMPT_IDS)
+            check_prompt_ids(chunks, answer, is_chat=is_chat)
+
+
+def check_prompt_ids(
+    chunks: list[dict[str, Any]], answer: dict[str, Any], *, is_chat: bool
+) -> None:
+    """In chat beside the choices, in completions in each, with its first chunk."""
+    if is_chat:
+        assert chunks[0]["prompt_token_ids"] == answer["prompt_token_ids"] == PROMPT_IDS
+        return
+    streamed = [
+        (choice["index"], choice["prompt_token_ids"])
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if "prompt_token_ids" in choice
+    ]
+    expected = [(choice["index"], PROMPT_IDS) for choice in answer["choices"]]
+    assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [
+        ids for _, ids in expected
+    ]
+    assert sorted(streamed) == expected
 
 
 def check_logprobs(choice: dict[str, Any], text: str, options: AnswerOptions) -> None:

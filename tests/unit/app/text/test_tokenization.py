@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -103,6 +104,24 @@ def test_block_keys_are_those_of_the_cache() -> None:
     root = BlockKey(MODEL.card.root_key)
     assert prompt.block_keys == block_keys(root, prompt.token_ids, 16)
     assert prompt.index_keys == prompt.block_keys[7::8]
+
+
+def test_only_the_new_turn_of_a_conversation_is_tokenized() -> None:
+    model = ModelTokenizer(make_card())
+    messages = user("What is the capital of France?")
+    before = model.encode_chat(messages)
+    assert model._chat is not None
+    cache = model._chat._encoder._cache
+    marked = array("I", [7, 7, 7])
+    for key in list(cache._ids_of):  # whatever is known is taken from here, and shows
+        cache.put(key, marked)
+    answered = [*messages, {"role": "assistant", "content": "Paris, of course."}]
+    token_ids = model.encode_chat([*answered, *user("And of Spain?")])
+    assert token_ids[:5] == [before[0], 7, 7, 7, EOS_ID]
+    new = token_ids[5:]
+    assert "Paris, of course." in model.decode(new)
+    assert "And of Spain?" in model.decode(new)
+    assert "France" not in model.decode(token_ids)
 
 
 def test_only_prompts_with_the_same_salt_share_keys() -> None:
