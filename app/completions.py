@@ -62,9 +62,9 @@ class Completions:
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
         tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
-        build = partial(_prompt_runs, request, tokenizer, record.request_id)
-        runs = await asyncio.to_thread(build) if is_long else build()
         options = request.options()
+        build = partial(_prompt_runs, request, options, tokenizer, record.request_id)
+        runs = await asyncio.to_thread(build) if is_long else build()
         run = AnswerRun(
             record,
             runs,
@@ -108,13 +108,14 @@ class _CompletionShape:
 
 
 def _prompt_runs(
-    request: CompletionRequest, tokenizer: ModelTokenizer, request_id: str
+    request: CompletionRequest, options: AnswerOptions, tokenizer: ModelTokenizer, request_id: str
 ) -> list[PromptRun]:
     """Tokenizes; takes about 1 ms per 4,000 characters."""
     prompts = request.prompts()
     runs = [
         _prompt_run(
             request,
+            options,
             tokenizer,
             prompt,
             request_id if len(prompts) == 1 else f"{request_id}-{position}",
@@ -127,7 +128,11 @@ def _prompt_runs(
 
 
 def _prompt_run(
-    request: CompletionRequest, tokenizer: ModelTokenizer, asked: str | list[int], request_id: str
+    request: CompletionRequest,
+    options: AnswerOptions,
+    tokenizer: ModelTokenizer,
+    asked: str | list[int],
+    request_id: str,
 ) -> PromptRun:
     card = tokenizer.card
     if isinstance(asked, str):
@@ -138,7 +143,7 @@ def _prompt_run(
         asked, add_special_tokens=request.adds_special_tokens, cache_salt=request.cache_salt
     )
     sampling = sampling_params(request, len(prompt.token_ids), card)
-    rules = text_rules(request.options(), sampling, tokenizer, context_ids=prompt.token_ids)
+    rules = text_rules(options, sampling, tokenizer, context_ids=prompt.token_ids)
     return PromptRun(
         AskedPrompt(
             request_id=request_id,

@@ -2,7 +2,9 @@
 
 import argparse
 import logging
+from pathlib import Path
 
+from benchmarks.result import BenchmarkResult, CaseResult
 from tests.fuzz.at_rest import assert_at_rest
 from tests.fuzz.campaign import fuzz
 from tests.fuzz.small_chain import small_chain
@@ -15,12 +17,28 @@ def main() -> None:
     parser.add_argument(
         "--runner", choices=["paced", "torch"], default="paced", help="torch runs the real model"
     )
+    parser.add_argument("--out", type=Path, help="result file to write")
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     with small_chain(args.runner) as (chain, runner):
         report = fuzz(chain, runner, num_requests=args.requests, first_seed=args.seed)
         runner.run(assert_at_rest(chain))
     print(report)  # noqa: T201
+    if args.out is not None:
+        statuses = [(f"status_{status}", n) for status, n in sorted(report.num_by_status.items())]
+        num_failed = sum(n for status, n in report.num_by_status.items() if status >= 500)
+        counts = [
+            ("requests", report.num_requests),
+            ("streams", report.num_streams),
+            *statuses,
+            ("status_5xx", num_failed),
+        ]
+        BenchmarkResult.of_this_machine(
+            name="fuzz",
+            config={"requests": args.requests, "runner": args.runner},
+            seed=args.seed,
+            results=[CaseResult(case=case, value=n, unit="requests") for case, n in counts],
+        ).write(args.out)
 
 
 if __name__ == "__main__":
