@@ -6,9 +6,16 @@ loop and never blocks it.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
-from engine.messages import CacheEvents, EngineRequest, LoadView, ModelCard, TokenDelta
+from engine.messages import (
+    CacheEvents,
+    CacheSnapshot,
+    EngineRequest,
+    LoadView,
+    ModelCard,
+    TokenDelta,
+)
 
 DeltaSink = Callable[[TokenDelta], None]
 """Gets the deltas of one request: those of a sample in order, up to one with a finish reason. Must
@@ -25,6 +32,10 @@ class EngineListener(Protocol):
 
     def on_step(self, client: "EngineClient", events: CacheEvents | None) -> None:
         """``client.load`` is new; ``events`` are the prefix cache's changes."""
+        ...
+
+    def on_snapshot(self, client: "EngineClient", snapshot: CacheSnapshot) -> None:
+        """All that the prefix cache holds, or a part of it; first of all after connecting."""
         ...
 
     def on_draining(self, client: "EngineClient") -> None:
@@ -61,8 +72,10 @@ class EngineClient(Protocol):
         """False while draining and after the connection closed."""
         ...
 
-    def set_demand(self, num_waiting: int) -> None:
-        """Say how many requests wait for this engine; 0 also gives unused credits back."""
+    def set_demand(self, num_waiting: tuple[int, int, int]) -> None:
+        """Say how many requests of each class wait for this engine; with none, unused credits go
+        back.
+        """
         ...
 
     def submit(self, request: EngineRequest, sink: DeltaSink) -> None:
@@ -75,6 +88,17 @@ class EngineClient(Protocol):
         """End a request, or one sample of it (see ``engine.messages.Abort``).
 
         Its sink still gets the last deltas, with the usage.
+        """
+        ...
+
+    def request_snapshot(self) -> None:
+        """Events were missed; ``on_snapshot`` follows."""
+        ...
+
+    async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
+        """The engine's records as JSON (``engine.messages.Query``); None: unknown there.
+
+        Raises ``ConnectionClosed``, and ``TimeoutError`` after a few seconds.
         """
         ...
 

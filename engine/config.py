@@ -2,7 +2,7 @@
 names."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -42,15 +42,18 @@ class EngineConfig(BaseModel):
     where the CPU can."""
     attention: Literal["auto", "reference", "cpu"] = "auto"
     """``auto`` is the fastest one for the device; ``reference`` is plain torch, for tests."""
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    """Ranks that share each layer of the model, all on one node, a process each; on CUDA also a
+    device each."""
     num_threads: int = Field(default=1, ge=1)
-    """CPU threads of the step loop's process."""
+    """CPU threads of each rank."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Context length in tokens; the model's own when absent. Never more than the model's own, and
     a request is never longer than what the KV pool holds."""
     block_size_tokens: int = Field(default=16, ge=1, le=256)
     """Tokens per KV block, the unit of the prefix cache."""
     kv_cache_bytes: int = Field(default=512 * MIB, ge=1)
-    """Memory of the KV pool."""
+    """Memory of the KV pool, all ranks together."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Sequences that run at once."""
     max_num_batched_tokens: int = Field(default=512, ge=1)
@@ -68,6 +71,13 @@ class EngineConfig(BaseModel):
     """Longest wait for the step loop's process to load the model and warm up."""
     paced: PacedConfig = PacedConfig()
     """Step times of the ``paced`` runner."""
+
+
+class RankSpec(NamedTuple):
+    """Which part of the model a process holds."""
+
+    rank: int = 0
+    size: int = 1
 
 
 class EngineSpec(BaseModel):

@@ -7,7 +7,7 @@ Usable without a process, a socket or a device; must not know tensors, transport
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
@@ -15,6 +15,7 @@ from engine.errors import RequestError
 from engine.kv_geometry import KvGeometry
 from engine.load_meter import LoadMeter
 from engine.messages import CacheEvents, EngineRequest, FinishReason, LoadView, TokenDelta, Usage
+from engine.observations import EngineStats, RequestNote, StepRecord
 from engine.request_limits import RequestLimits, max_request_tokens
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -33,6 +34,10 @@ class StepOutput:
     """Refusals, aborts and timeouts since the last step first, then the tokens of this one."""
     events: CacheEvents | None
     load: LoadView
+    stats: EngineStats = EngineStats()
+    record: StepRecord | None = None
+    """None if nothing was computed."""
+    notes: list[RequestNote] = field(default_factory=list)
 
 
 class Engine:

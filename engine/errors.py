@@ -15,6 +15,7 @@ EngineError
 ├── WarmUpError                a made-up request failed, so real ones would
 ├── RequestError               one request can never be served here
 ├── CreditError                a gateway used or returned a credit that it does not hold
+├── StepOutOfMemory            a step needs more memory than there is
 └── RunnerError                a model runner broke the contract of ``engine.step``
     └── KvMismatchError        a sequence met KV that its own tokens did not write
 
@@ -52,6 +53,11 @@ class RequestError(EngineError):
 
 class CreditError(EngineError):
     """A gateway used or returned a credit that it does not hold: its connection is closed."""
+
+
+class StepOutOfMemory(EngineError):
+    """A step needs more memory than there is; the runner may have carried out any part of its plan,
+    but can go on with another one that releases every slot."""
 
 
 class RunnerError(EngineError):

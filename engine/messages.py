@@ -11,9 +11,30 @@ then sends one ``StepFrame`` per step with all deltas of that gateway; the last 
 carries its finish reason and usage.
 """
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
+from typing import Literal
 
 import msgspec
+
+
+class ServiceClass(IntEnum):
+    """How urgent a request is; a lower number goes first.
+
+    Queues order by ``arrival + delay_s``: a request of a lower class is overtaken by those of a
+    higher one that come up to ``delay_s`` later, and by no others, so that nobody waits for ever.
+    """
+
+    INTERACTIVE = 0
+    STANDARD = 1
+    BATCH = 2
+
+    @property
+    def delay_s(self) -> float:
+        """How much later it counts as having arrived than it did."""
+        return _CLASS_DELAYS_S[self]
+
+
+_CLASS_DELAYS_S = (0.0, 10.0, 60.0)
 
 
 class FinishReason(StrEnum):
@@ -78,6 +99,19 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+class TimelineEvent(msgspec.Struct, frozen=True, array_like=True):
+    """Something that happened to a request."""
+
+    kind: str
+    """``received``, ``tokenized``, ``queued``, ``submitted``; then the engine's ``taken``,
+    ``admitted``, ``chunk``, ``first_token``, ``preempted``, ``last_token``, ``blocks_freed``.
+    """
+    at_s: float
+    """Since the gateway received the request; by monotonic clocks, whatever the wall clock does."""
+    value: int = 0
+    """Tokens or blocks, by ``kind``."""
+
+
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     """One prompt and how many answers to generate from it."""
 
@@ -98,6 +132,16 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     """Independent answers. They share the prompt's blocks; sample 0 draws as if it were alone, the
     others from seeds derived of the request's and their index.
     """
+    service_class: ServiceClass = ServiceClass.STANDARD
+    age_s: float = 0.0
+    """Since the gateway received it, when it was sent."""
+    num_generated_tokens: int = 0
+    """So many of the last ``token_ids`` are no prompt: an engine that was lost had generated them.
+    They count as generated (``max_tokens``, penalties, usage), and deltas bring only what follows.
+    Only with one sample.
+    """
+    timeline: list[TimelineEvent] = []
+    """What the gateway did with it so far."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -158,6 +202,10 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens admitted, since start."""
     num_generated_tokens: int = 0
     """Since start."""
+    num_waiting_tokens: int = 0
+    """Prompt tokens, not counted as cached, of the requests that wait inside the engine."""
+    mean_answer_s: float = 0.0
+    """Moving average of the time from a sequence's admission to its end; 0 while unknown."""
 
 
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
@@ -170,7 +218,22 @@ class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
     missed.
     """
     stored: list[bytes]
+    """In runs: keys of one chain stand one after the other, in its order."""
     evicted: list[bytes]
+
+
+class CacheSnapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    """All that the prefix cache holds after the events of ``sequence``, in one or more parts.
+
+    The first message after the card, and the answer to ``GetSnapshot``. What was known of the
+    engine before the first part is forgotten.
+    """
+
+    sequence: int
+    keys: list[bytes]
+    """Like ``CacheEvents.stored``."""
+    is_first: bool = True
+    is_last: bool = True
 
 
 KEY_STRIDE = 8
@@ -226,7 +289,7 @@ class StepFrame(msgspec.Struct, frozen=True, tag="step", omit_defaults=True):
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
-    """The engine takes ``num_credits`` more requests of this gateway."""
+    """The engine takes ``num_credits`` more requests of this gateway, of whichever class."""
 
     num_credits: int
 
@@ -236,12 +299,13 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class Demand(msgspec.Struct, frozen=True, tag="demand"):
-    """``num_waiting`` requests of this gateway wait for this engine.
+    """How many requests of this gateway wait for this engine.
 
-    Replaces the number said before; each ``Submit`` that follows counts one off.
+    Replaces what was said before; each ``Submit`` that follows counts one off its class.
     """
 
-    num_waiting: int
+    num_waiting: tuple[int, int, int]
+    """Per ``ServiceClass``."""
 
 
 class ReturnCredits(msgspec.Struct, frozen=True, tag="return"):
@@ -269,5 +333,26 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     index: int | None = None
 
 
-GatewayMessage = Demand | ReturnCredits | Submit | Abort
-EngineMessage = ModelCard | StepFrame | Grant | Draining
+class GetSnapshot(msgspec.Struct, frozen=True, tag="get_snapshot"):
+    """The gateway missed events (a jump of ``CacheEvents.sequence``) and asks for all keys."""
+
+
+class Query(msgspec.Struct, frozen=True, tag="query"):
+    """An operator asks for records; answered by a ``Reply`` of the same ``query_id``."""
+
+    query_id: int
+    kind: Literal["steps", "request"]
+    argument: str = ""
+    """``request``: the request id; ``steps``: how many of the newest, all that are kept if empty."""
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """The answer to a ``Query``."""
+
+    query_id: int
+    payload: bytes | None
+    """JSON: a list of ``StepRecord`` objects, or a request's timeline; None: unknown here."""
+
+
+GatewayMessage = Demand | ReturnCredits | Submit | Abort | GetSnapshot | Query
+EngineMessage = ModelCard | CacheSnapshot | StepFrame | Grant | Draining | Reply

@@ -7,6 +7,7 @@ bytes and only counts. A *source* is the number that the front gave to a gateway
 import msgspec
 
 from engine.messages import CacheEvents, LoadView
+from engine.observations import EngineStats, MemoryBytes, RequestNote, StepRecord
 
 
 class FromGateway(msgspec.Struct, frozen=True, array_like=True, tag="gateway"):
@@ -35,6 +36,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     load_time_s: float
     """From the process's first line to the loaded model."""
     warm_up_time_s: float
+    memory: MemoryBytes | None = None
+    """Of each rank; None for a runner that holds no model."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -63,6 +66,10 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """Also in every frame; here for the gateways that have none."""
     num_submits_taken: int
     """Requests that entered since the report before; ``load`` counts them."""
+    stats: EngineStats = EngineStats()
+    record: StepRecord | None = None
+    """None if nothing was computed."""
+    notes: list[RequestNote] = []
 
 
 RankCommand = FromGateway | GatewayGone

@@ -8,6 +8,7 @@ A *slot* is a small number that names a running sequence in the runner's per-seq
 table, sampling parameters, last sampled token) from its admission to its release.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -141,7 +142,16 @@ class ModelRunner(Protocol):
     """Executes plans on a device. Owner: the step loop; calls never overlap, plans in order."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. On an exception the engine ends all its requests and frees all blocks."""
+        """Run one step. Raises ``StepOutOfMemory``, after which the engine plans smaller steps; on
+        any other exception it ends all its requests and frees all blocks.
+
+        With several ranks every one executes every plan; rank 0 samples, and the results of the
+        others are empty.
+        """
+        ...
+
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        """On ranks other than 0, before the next plan: what rank 0 sampled in the last one."""
         ...
 
     def close(self) -> None:

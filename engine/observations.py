@@ -1,0 +1,72 @@
+"""What the step loop tells the engine's front for operators: records, notes, totals. Imports no
+torch.
+
+Numbers and ids only, never contents.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from engine.messages import TimelineEvent
+
+
+class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What one step was, for operators; kept in a ring by the engine's front."""
+
+    step_id: int
+    started_s: float
+    """Monotonic clock of the node."""
+    step_time_s: float
+    """Plan, execution and commit."""
+    num_prefill_tokens: int
+    num_decodes: int
+    num_running: int
+    """After the step."""
+    num_waiting: int
+    """Inside the engine, after the step."""
+    num_admitted: int
+    num_preempted: int
+    num_finished: int
+    num_used_blocks: int
+    """Referenced by sequences, after the step."""
+    max_tokens: int
+    """Token budget in force."""
+    max_seqs: int
+    """Sequences that may run, in force."""
+    outcome: Literal["ok", "out_of_memory", "failed"] = "ok"
+
+
+class RequestNote(msgspec.Struct, frozen=True, array_like=True):
+    """Something happened to a request inside the step loop."""
+
+    request_id: str
+    event: TimelineEvent
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """What ``LoadView`` does not say; totals are since start."""
+
+    num_steps: int = 0
+    busy_time_s: float = 0.0
+    """Wall time in steps."""
+    num_failed_steps: int = 0
+    num_out_of_memory_steps: int = 0
+    num_leaked_blocks: int = 0
+    """Found with references that no sequence has, and repaired."""
+    num_computed_prompt_tokens: int = 0
+    """Tokens prefilled, those computed again after a preemption included."""
+    num_kv_tokens: int = 0
+    """Now: tokens that running sequences have KV of, shared ones counted for each."""
+
+
+class MemoryBytes(msgspec.Struct, frozen=True, array_like=True):
+    """What the memory of a rank is for."""
+
+    weights: int
+    workspace: int
+    """Estimated: at most, for the activations and logits of one step."""
+    kv_pool: int
+    kv_block: int
+    kv_token: int
+    """In all layers, without windows."""
