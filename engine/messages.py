@@ -343,7 +343,7 @@ class Query(msgspec.Struct, frozen=True, tag="query"):
     query_id: int
     kind: Literal["steps", "request"]
     argument: str = ""
-    """``request``: the request id; ``steps``: how many of the newest, all that are kept if empty."""
+    """``request``: the request id; ``steps``: how many of the newest, all if empty."""
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
