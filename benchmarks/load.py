@@ -19,21 +19,34 @@ Send = Callable[[int, float], Awaitable[RequestRecord]]
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests arrive at random (Poisson) at a mean rate, however slow the answers are."""
+    """Requests arrive at random (Poisson) at a mean rate, however slow the answers are.
+
+    With sessions it is they that arrive; the turns of one follow each other.
+    """
 
     rate_per_s: float
     num_requests: int
     timeout_s: float
     seed: int
+    session_len: int = 1
+    """Requests of one session, each sent when the one before is answered."""
+    think_s: float = 0.0
+    """Mean pause between the turns of a session."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many clients, each of which sends its next request when its last one is answered."""
+    """So many clients, each of which sends its next request when its last one is answered.
+
+    A client goes through a session before it begins another one.
+    """
 
     concurrency: int
     num_requests: int
     timeout_s: float
+    seed: int = 0
+    session_len: int = 1
+    think_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +71,24 @@ async def run_load(load: OpenLoop | ClosedLoop, send: Send) -> LoadOutcome:
     """Send the requests of `load`; after its timeout what still runs is cancelled."""
     records: list[RequestRecord] = []
 
-    async def send_and_record(index: int, intended_s: float) -> None:
-        records.append(await send(index, intended_s))
+    async def send_session(number: int, intended_s: float) -> None:
+        first = number * load.session_len
+        pauses = random.Random(f"{load.seed}/pauses/{number}")
+        for index in range(first, min(first + load.session_len, load.num_requests)):
+            if index > first:
+                if load.think_s:
+                    await asyncio.sleep(pauses.expovariate(1 / load.think_s))
+                intended_s = time.perf_counter()
+            records.append(await send(index, intended_s))
 
+    num_sessions = -(-load.num_requests // load.session_len)
     start_s = time.perf_counter()
     if isinstance(load, OpenLoop):
-        arrivals_s = poisson_arrivals_s(load.rate_per_s, load.num_requests, load.seed)
-        running = _open_loop(arrivals_s, start_s, send_and_record)
+        rate_per_s = load.rate_per_s / load.session_len
+        arrivals_s = poisson_arrivals_s(rate_per_s, num_sessions, load.seed)
+        running = _open_loop(arrivals_s, start_s, send_session)
     else:
-        running = _closed_loop(load, send_and_record)
+        running = _closed_loop(load.concurrency, num_sessions, send_session)
     try:
         async with asyncio.timeout(load.timeout_s):
             await running
@@ -81,24 +103,24 @@ async def run_load(load: OpenLoop | ClosedLoop, send: Send) -> LoadOutcome:
     )
 
 
-_SendAndRecord = Callable[[int, float], Coroutine[None, None, None]]
+_SendSession = Callable[[int, float], Coroutine[None, None, None]]
 
 
-async def _open_loop(arrivals_s: Sequence[float], start_s: float, send: _SendAndRecord) -> None:
+async def _open_loop(arrivals_s: Sequence[float], start_s: float, send: _SendSession) -> None:
     async with asyncio.TaskGroup() as group:
-        for index, arrival_s in enumerate(arrivals_s):
+        for number, arrival_s in enumerate(arrivals_s):
             intended_s = start_s + arrival_s
             await asyncio.sleep(max(0.0, intended_s - time.perf_counter()))
-            group.create_task(send(index, intended_s))
+            group.create_task(send(number, intended_s))
 
 
-async def _closed_loop(load: ClosedLoop, send: _SendAndRecord) -> None:
-    numbers = iter(range(load.num_requests))
+async def _closed_loop(concurrency: int, num_sessions: int, send: _SendSession) -> None:
+    numbers = iter(range(num_sessions))
 
     async def work() -> None:
-        for index in numbers:
-            await send(index, time.perf_counter())
+        for number in numbers:
+            await send(number, time.perf_counter())
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(load.concurrency, load.num_requests)):
+        for _ in range(min(concurrency, num_sessions)):
             group.create_task(work())

@@ -14,10 +14,9 @@ from benchmarks.http_client import HttpClient
 from benchmarks.http_response import HttpError
 from benchmarks.load import ClosedLoop, LoadOutcome, OpenLoop, Send, run_load
 from benchmarks.result import BenchmarkResult, CaseResult
-from benchmarks.serving_options import ServingOptions, Target, parse_options
+from benchmarks.serving_options import AnyWorkload, ServingOptions, Target, parse_options
 from benchmarks.serving_summary import compare, first_error, summarize
 from benchmarks.timeline import RequestRecord, StreamRecorder
-from benchmarks.workload import Workload, make_body, make_prompt
 
 WARMUP_CONCURRENCY = 4
 
@@ -87,7 +86,7 @@ class Server:
         if target.api_key is not None:
             self._headers["Authorization"] = f"Bearer {target.api_key}"
 
-    async def warm_up(self, workload: Workload, num_requests: int, timeout_s: float) -> None:
+    async def warm_up(self, workload: AnyWorkload, num_requests: int, timeout_s: float) -> None:
         """Check that the server is there and answers; raises MeasurementError if not."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -106,7 +105,7 @@ class Server:
             raise MeasurementError(f"warm-up of {self._target.url} failed: {failure}")
 
     async def run(
-        self, load: OpenLoop | ClosedLoop, workload: Workload, *, run: str
+        self, load: OpenLoop | ClosedLoop, workload: AnyWorkload, *, run: str
     ) -> list[CaseResult]:
         """One measured run; raises MeasurementError if no request succeeded."""
         send = self._make_send(workload, run, load)
@@ -122,13 +121,9 @@ class Server:
     def close(self) -> None:
         self._client.close()
 
-    def _make_send(self, workload: Workload, run: str, load: OpenLoop | ClosedLoop) -> Send:
-        model = self._target.model
+    def _make_send(self, workload: AnyWorkload, run: str, load: OpenLoop | ClosedLoop) -> Send:
         # Built beforehand: the cores are the server's during the run.
-        bodies = [
-            make_body(workload, model, make_prompt(workload, run, index))
-            for index in range(load.num_requests)
-        ]
+        bodies = workload.bodies(self._target.model, run, load.num_requests)
 
         async def send(index: int, intended_s: float) -> RequestRecord:
             recorder = StreamRecorder(intended_s)

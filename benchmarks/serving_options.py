@@ -9,11 +9,12 @@ import argparse
 import ipaddress
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
+from benchmarks.chat_workload import ChatWorkload
 from benchmarks.load import ClosedLoop, OpenLoop
 from benchmarks.statistics import MIN_PAIRS
 from benchmarks.workload import Workload
@@ -21,6 +22,8 @@ from benchmarks.workload import Workload
 MAX_REQUESTS = 1_000_000
 MAX_CONCURRENCY = 4096
 CHAT_PATH = "/v1/chat/completions"
+
+AnyWorkload = Workload | ChatWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class ServingOptions:
     peer: Target | None
     peer_name: str
     num_pairs: int
-    workload: Workload
+    workload: AnyWorkload
     load: OpenLoop | ClosedLoop
     num_warmup_requests: int
     out: Path
@@ -61,10 +64,9 @@ class ServingOptions:
             "concurrency": load.concurrency if isinstance(load, ClosedLoop) else None,
             "num_requests": load.num_requests,
             "timeout_s": load.timeout_s,
-            "prompt_words": self.workload.prompt_words,
-            "shared_prefix_words": self.workload.shared_prefix_words,
-            "output_tokens": self.workload.output_tokens,
-            "ignore_eos": self.workload.ignore_eos,
+            "think_s": load.think_s,
+            "workload": "chat" if isinstance(self.workload, ChatWorkload) else "fixed",
+            **asdict(self.workload),
             "num_warmup_requests": self.num_warmup_requests,
         }
 
@@ -100,10 +102,16 @@ def _make_parser() -> argparse.ArgumentParser:
     loop.add_argument("--concurrency", type=int, help="closed loop: requests in flight")
     add("--num-requests", type=int, default=100, help="requests per run (default %(default)s)")
     add("--timeout-s", type=float, default=600.0, help="bound of one run (default %(default)s)")
-    add("--prompt-words", type=int, default=17, help="words per prompt (default %(default)s)")
-    add("--shared-prefix-words", type=int, default=0, help="first words all prompts share")
-    add("--output-tokens", type=int, default=64, help="tokens per answer (default %(default)s)")
-    add("--ignore-eos", action="store_true", help="ask for exactly that many tokens")
+    add("--workload", choices=("fixed", "chat"), default="fixed", help="(default %(default)s)")
+    add("--scale", type=float, help="chat: all lengths times this (default 1: 3k in, 400 out)")
+    add("--turns", type=int, help="chat: requests of one session (default 15)")
+    add("--system-prompts", type=int, help="chat: shared by the sessions (default 8)")
+    add("--answer-tokens", type=int, help="chat: mean of an answer, instead of the scaled 400")
+    add("--think-s", type=float, help="chat: mean pause between two turns (default 0)")
+    add("--prompt-words", type=int, help="fixed: words per prompt (default 17)")
+    add("--shared-prefix-words", type=int, help="fixed: first words all prompts share")
+    add("--output-tokens", type=int, help="fixed: tokens per answer (default 64)")
+    add("--ignore-eos", action="store_true", help="fixed: ask for exactly that many; chat does")
     add("--warmup-requests", type=int, default=4, help="unmeasured ones (default %(default)s)")
     add("--seed", type=int, default=0, help="of prompts and arrivals (default %(default)s)")
     add("--allow-remote", action="store_true", help="permit a server that is not on this machine")
@@ -129,6 +137,7 @@ def _to_options(arguments: argparse.Namespace) -> ServingOptions:
         )
     elif arguments.compare_model or arguments.compare_api_key or arguments.compare_name:
         raise ValueError("--compare-model, -api-key and -name need --compare-url")
+    workload = _to_workload(arguments)
     return ServingOptions(
         target=parse_target(
             arguments.url,
@@ -139,23 +148,64 @@ def _to_options(arguments: argparse.Namespace) -> ServingOptions:
         peer=peer,
         peer_name=arguments.compare_name or arguments.compare_url or "",
         num_pairs=arguments.pairs,
-        workload=Workload(
-            prompt_words=arguments.prompt_words,
-            output_tokens=arguments.output_tokens,
-            seed=arguments.seed,
-            shared_prefix_words=arguments.shared_prefix_words,
-            ignore_eos=arguments.ignore_eos,
-        ),
-        load=_to_load(arguments),
+        workload=workload,
+        load=_to_load(arguments, workload),
         num_warmup_requests=arguments.warmup_requests,
         out=arguments.out,
     )
 
 
-def _to_load(arguments: argparse.Namespace) -> OpenLoop | ClosedLoop:
+_FIXED_ONLY = ("prompt_words", "shared_prefix_words", "output_tokens")
+_CHAT_ONLY = ("scale", "turns", "system_prompts", "answer_tokens", "think_s")
+
+
+def _to_workload(arguments: argparse.Namespace) -> AnyWorkload:
+    others = _FIXED_ONLY if arguments.workload == "chat" else _CHAT_ONLY
+    for name in others:
+        if getattr(arguments, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} has no meaning with --workload {arguments.workload}")
+    if arguments.workload == "fixed":
+        return Workload(
+            prompt_words=_or(arguments.prompt_words, 17),
+            output_tokens=_or(arguments.output_tokens, 64),
+            seed=arguments.seed,
+            shared_prefix_words=_or(arguments.shared_prefix_words, 0),
+            ignore_eos=arguments.ignore_eos,
+        )
+    chat = ChatWorkload(
+        seed=arguments.seed,
+        num_turns=_or(arguments.turns, 15),
+        num_system_prompts=_or(arguments.system_prompts, 8),
+    ).scaled(1.0 if arguments.scale is None else arguments.scale)
+    if arguments.answer_tokens is not None:
+        chat = replace(chat, mean_answer_tokens=arguments.answer_tokens)
+    return chat
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _to_load(arguments: argparse.Namespace, workload: AnyWorkload) -> OpenLoop | ClosedLoop:
+    think_s = arguments.think_s or 0.0
     if arguments.rate is None:
-        return ClosedLoop(arguments.concurrency, arguments.num_requests, arguments.timeout_s)
-    return OpenLoop(arguments.rate, arguments.num_requests, arguments.timeout_s, arguments.seed)
+        return ClosedLoop(
+            arguments.concurrency,
+            arguments.num_requests,
+            arguments.timeout_s,
+            seed=arguments.seed,
+            session_len=workload.session_len,
+            think_s=think_s,
+        )
+    return OpenLoop(
+        arguments.rate,
+        arguments.num_requests,
+        arguments.timeout_s,
+        arguments.seed,
+        session_len=workload.session_len,
+        think_s=think_s,
+    )
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
@@ -171,6 +221,9 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
     for option, number in (("--rate", arguments.rate), ("--timeout-s", arguments.timeout_s)):
         if number is not None and not (math.isfinite(number) and number > 0.0):
             raise ValueError(f"{option} must be a number above 0, got {number}")
+    think_s = arguments.think_s
+    if think_s is not None and not (math.isfinite(think_s) and think_s >= 0.0):
+        raise ValueError(f"--think-s can't be negative, got {think_s}")
 
 
 def parse_target(url: str, *, model: str, api_key: str | None, allow_remote: bool) -> Target:

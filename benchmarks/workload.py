@@ -7,6 +7,7 @@ the same. Must not know when or where a request is sent.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -47,30 +48,59 @@ class Workload:
                 f"got {self.shared_prefix_words}"
             )
 
+    @property
+    def session_len(self) -> int:
+        """Requests are independent of each other."""
+        return 1
+
+    def bodies(self, model: str, run: str, num_requests: int) -> list[bytes]:
+        """Streamed, greedy chat completions of one user message each."""
+        return [
+            make_body(self, model, make_prompt(self, run, index)) for index in range(num_requests)
+        ]
+
 
 def make_prompt(workload: Workload, run: str, index: int) -> str:
     """The prompt of request `index` of run `run`; other runs and indices ask something else."""
-    # Not security: a load must be repeatable.
-    shared = random.Random(f"{workload.seed}/shared").choices(
-        _WORDS, k=workload.shared_prefix_words
+    shared = random.Random(f"{workload.seed}/shared")
+    own = random.Random(f"{workload.seed}/{run}/{index}")
+    num_own_words = workload.prompt_words - workload.shared_prefix_words
+    return " ".join(
+        [*draw_words(shared, workload.shared_prefix_words), *draw_words(own, num_own_words)]
     )
-    own = random.Random(f"{workload.seed}/{run}/{index}").choices(
-        _WORDS, k=workload.prompt_words - workload.shared_prefix_words
-    )
-    return " ".join([*shared, *own])
+
+
+def draw_words(draw: random.Random, num_words: int) -> list[str]:
+    """Common words. Not security: a load must be repeatable."""
+    return draw.choices(_WORDS, k=num_words)
 
 
 def make_body(workload: Workload, model: str, prompt: str) -> bytes:
-    """The JSON body of a streamed, greedy chat completion that ends with a usage chunk."""
+    """The JSON body of a chat completion of one user message."""
+    return encode_body(
+        model,
+        [{"role": "user", "content": prompt}],
+        workload.output_tokens,
+        ignore_eos=workload.ignore_eos,
+    )
+
+
+def encode_body(
+    model: str, messages: Sequence[Mapping[str, str]], max_tokens: int, *, ignore_eos: bool
+) -> bytes:
+    """The JSON body of a streamed, greedy chat completion that ends with a usage chunk.
+
+    ``ignore_eos`` asks for exactly ``max_tokens``, of servers that know how.
+    """
     body: dict[str, object] = {
         "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": workload.output_tokens,
+        "messages": messages,
+        "max_tokens": max_tokens,
         "temperature": 0.0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if workload.ignore_eos:
+    if ignore_eos:
         body["ignore_eos"] = True
-        body["min_tokens"] = workload.output_tokens
+        body["min_tokens"] = max_tokens
     return orjson.dumps(body)

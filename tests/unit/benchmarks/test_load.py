@@ -90,3 +90,33 @@ async def test_an_open_loop_cut_short_counts_the_requests_never_sent() -> None:
     outcome = await run_load(OpenLoop(0.001, 10, timeout_s=0.05, seed=0), send)
     assert len(outcome.records) == 1
     assert outcome.num_unfinished == 9
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_turns_of_a_session_follow_each_other_and_sessions_overlap(is_open: bool) -> None:
+    running: dict[int, int] = {}
+    order: dict[int, list[int]] = {}
+    max_sessions = 0
+
+    async def send(index: int, at_s: float) -> RequestRecord:
+        nonlocal max_sessions
+        session = index // 3
+        assert session not in running, "two turns of one session at once"
+        running[session] = index
+        max_sessions = max(max_sessions, len(running))
+        order.setdefault(session, []).append(index)
+        sent_s = time.perf_counter()
+        await asyncio.sleep(0.01)
+        del running[session]
+        return RequestRecord(at_s, sent_s, time.perf_counter(), (), 200, 1, None)
+
+    load = (
+        OpenLoop(3000.0, 11, 10.0, seed=0, session_len=3, think_s=0.001)
+        if is_open
+        else ClosedLoop(2, 11, 10.0, session_len=3)
+    )
+    outcome = await run_load(load, send)
+    assert len(outcome.records) == 11
+    assert order == {0: [0, 1, 2], 1: [3, 4, 5], 2: [6, 7, 8], 3: [9, 10]}
+    assert max_sessions == (4 if is_open else 2)
+    assert all(record.send_lag_s < 0.2 for record in outcome.records)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chat_workload import ChatWorkload
 from benchmarks.load import ClosedLoop, OpenLoop
 from benchmarks.serving_options import parse_options
+from benchmarks.workload import Workload
 
 BASE = ["--model", "m", "--out", "r.json"]
 LOCAL = ["--url", "http://127.0.0.1:8000", *BASE]
@@ -14,6 +16,7 @@ LOCAL = ["--url", "http://127.0.0.1:8000", *BASE]
 def test_defaults_are_seventeen_words_in_and_sixty_four_tokens_out() -> None:
     options = parse_options([*LOCAL, "--concurrency", "16"])
     assert options.load == ClosedLoop(16, 100, 600.0)
+    assert isinstance(options.workload, Workload)
     assert (options.workload.prompt_words, options.workload.output_tokens) == (17, 64)
     assert options.peer is None
 
@@ -21,6 +24,16 @@ def test_defaults_are_seventeen_words_in_and_sixty_four_tokens_out() -> None:
 def test_a_rate_makes_an_open_loop() -> None:
     options = parse_options([*LOCAL, "--rate", "2.5", "--num-requests", "9", "--seed", "4"])
     assert options.load == OpenLoop(2.5, 9, 600.0, seed=4)
+
+
+def test_chat_sessions_shape_workload_and_load() -> None:
+    chat = ["--workload", "chat", "--scale", "0.5", "--turns", "6", "--think-s", "0.5"]
+    options = parse_options([*LOCAL, *chat, "--answer-tokens", "40", "--concurrency", "4"])
+    assert options.load == ClosedLoop(4, 100, 600.0, session_len=6, think_s=0.5)
+    assert isinstance(options.workload, ChatWorkload)
+    assert options.workload.system_words == 1000
+    assert options.workload.mean_answer_tokens == 40
+    assert options.describe()["workload"] == "chat"
 
 
 @pytest.mark.parametrize(
@@ -58,6 +71,14 @@ def test_a_remote_server_needs_permission() -> None:
     ("arguments", "message"),
     [
         ([*LOCAL], "--rate --concurrency is required"),
+        ([*LOCAL, "--rate", "1", "--scale", "2"], "--scale has no meaning with --workload fixed"),
+        (
+            [*LOCAL, "--rate", "1", "--workload", "chat", "--prompt-words", "5"],
+            "--prompt-words has no meaning with --workload chat",
+        ),
+        ([*LOCAL, "--rate", "1", "--workload", "chat", "--scale", "0"], "scale must lie above 0"),
+        ([*LOCAL, "--rate", "1", "--workload", "chat", "--turns", "0"], "num_turns must be at"),
+        ([*LOCAL, "--rate", "1", "--workload", "chat", "--think-s", "nan"], "--think-s can't be"),
         ([*LOCAL, "--rate", "1", "--concurrency", "1"], "not allowed with"),
         ([*LOCAL, "--rate", "nan"], "--rate must be a number above 0"),
         ([*LOCAL, "--rate", "0"], "--rate must be a number above 0"),
