@@ -40,8 +40,15 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """Of each rank; None for a runner that holds no model."""
 
 
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
+    """A rank other than 0 holds its part of the model and waits for plans."""
+
+    load_time_s: float
+    """From the process's first line to the loaded model."""
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The process could not start and ends now."""
+    """The process could not start, or cannot go on, and ends now."""
 
     message: str
     """One line that says what to change."""
@@ -73,4 +80,4 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 RankCommand = FromGateway | GatewayGone
-RankEvent = Ready | Failed | StepReport
+RankEvent = Ready | Loaded | Failed | StepReport

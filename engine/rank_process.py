@@ -1,7 +1,7 @@
-"""The front's handle of the step loop's process: starts it, talks to it, notices its end, stops it.
+"""The handle of one rank's process: starts it, talks to it, sees how it is, ends it.
 
 A child process and not a Ray actor: child actors take 6.5 to 10.5 s to start. It inherits which
-devices are visible. Imports no torch.
+devices are visible. Must not know the other ranks (``engine.rank_group``). Imports no torch.
 """
 
 import asyncio
@@ -10,30 +10,36 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
-from engine.config import EngineSpec
+from engine.config import EngineSpec, RankSpec
 from engine.errors import EngineStartError
-from engine.rank_messages import Failed, RankCommand, RankEvent, Ready, StepReport
+from engine.rank_messages import Failed, Loaded, RankCommand, RankEvent, Ready, StepReport
 from wire.connection import Connection, adopt
 from wire.errors import ConnectionClosed
 from wire.limits import Limits
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[1]
 _PIPE_LIMITS = Limits(heartbeat_period_s=None)
-_EXIT_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 1.0
+"""A process whose pipe closed is gone by then."""
 _POLL_S = 0.02
 
 
 class RankProcess:
-    """Call order: ``start``, then ``send`` and ``receive``, then ``stop`` in any case."""
+    """Call order: ``spawn``, ``load``, then ``send`` and ``receive``, then ``stop`` in any case."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: RankSpec) -> None:
+        self._rank = rank
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
         self._connection: Connection | None = None
-        self._is_ready = False
+        self._is_loaded = False
+        self._last_words: str | None = None
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(RankEvent).decode
 
@@ -47,26 +53,63 @@ class RankProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether it was sent SIGSTOP: it lives, but does nothing."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return False
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it."""
+        code = self._process.poll() if self._process is not None else None
+        return code is not None and code < 0
+
+    @property
     def silence_s(self) -> float:
-        """Time since the step loop last went round, as far as it said."""
+        """Time since its loop last went round, as far as it said."""
         assert self._connection is not None
         return self._connection.silence_s
 
-    async def start(self, spec: EngineSpec) -> Ready:
-        """Start the process and wait until its model is loaded and warm.
+    @property
+    def name(self) -> str:
+        """For what is said to operators."""
+        if self._rank.size == 1:
+            return "the step loop's process"
+        return f"the process of rank {self._rank.rank}"
 
-        Raises ``EngineStartError``. Call from a thread that lives as long as the process shall:
-        Linux takes the end of the thread for the end of the parent.
+    def spawn(self, links: Sequence[socket.socket] = (), rendezvous: Path | None = None) -> None:
+        """Start the process, which gets ``links`` to other ranks and meets them at ``rendezvous``.
+
+        Call from a thread that lives as long as the process shall: Linux takes the end of the
+        thread for the end of the parent.
         """
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
+        arguments = ["--fd", theirs.fileno(), "--parent-pid", os.getpid(), "--rank", self._rank[0]]
+        for link in links:
+            arguments += ["--link-fd", link.fileno()]
+        if rendezvous is not None:
+            arguments += ["--rendezvous", rendezvous]
         with theirs:
-            self._spawn(theirs)
-        self._connection = await adopt(ours, _PIPE_LIMITS)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "engine.rank", *map(str, arguments)],
+                pass_fds=[sock.fileno() for sock in (theirs, *links)],
+                cwd=_SOURCE_ROOT,  # where -m finds the package, installed or not
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the parent, which drains first
+            )
+
+    async def load(self, spec: EngineSpec) -> Ready | Loaded:
+        """Wait until rank 0 is warm, or another one has loaded. Raises ``EngineStartError``."""
+        assert self._socket is not None, "load follows spawn"
+        self._connection = await adopt(self._socket, _PIPE_LIMITS)
+        self._socket = None
         self._connection.send(spec.model_dump_json().encode())
         timeout_s = spec.config.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                event = self._decode(await self._connection.receive())
+                event = await self._receive()
         except TimeoutError as error:
             raise EngineStartError(
                 f"{spec.model}: not ready after {timeout_s:g} s; raise start_timeout_s or use a "
@@ -74,10 +117,8 @@ class RankProcess:
             ) from error
         except ConnectionClosed as error:
             raise EngineStartError(f"{spec.model}: {await self.describe_end()}") from error
-        if isinstance(event, Failed):
-            raise EngineStartError(f"{spec.model}: {event.message}")
-        assert isinstance(event, Ready)
-        self._is_ready = True
+        assert not isinstance(event, StepReport)
+        self._is_loaded = True
         return event
 
     def send(self, command: RankCommand) -> None:
@@ -85,47 +126,53 @@ class RankProcess:
         self._connection.send(self._encode(command))
 
     async def receive(self) -> StepReport:
-        """The next step's report. Raises ``ConnectionClosed`` when the process is gone."""
-        assert self._connection is not None
-        event = self._decode(await self._connection.receive())
+        """The next step's report. Raises ``ConnectionClosed`` when the process is gone or gave
+        up.
+        """
+        event = await self._receive()
         assert isinstance(event, StepReport)
         return event
 
     async def describe_end(self) -> str:
-        """How the process ended, once its pipe has closed."""
-        await self._wait(_EXIT_TIMEOUT_S)
+        """Why ``receive`` raised: the process's last words, or how it ended."""
+        if self._last_words is not None:
+            return self._last_words
+        await self._wait(_END_TIMEOUT_S)
         code = self._process.returncode if self._process is not None else None
         if code is None:
-            return "the step loop's process closed its pipe without ending"
+            return f"{self.name} closed its pipe without ending"
         if code == -signal.SIGKILL:
-            return "the step loop's process was killed: too little memory for model and KV pool?"
+            return f"{self.name} was killed: too little memory for model and KV pool?"
         if code < 0:
-            return f"the step loop's process died by {signal.Signals(-code).name}"
-        return f"the step loop's process ended with exit status {code}; its log says why"
+            return f"{self.name} died by {signal.Signals(-code).name}"
+        return f"{self.name} ended with exit status {code}; its log says why"
 
-    async def stop(self) -> None:
-        """End the process, by force if it does not go by itself."""
+    def kill(self) -> None:
+        """End the process at once, also a stopped one."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    async def stop(self, grace_s: float) -> None:
+        """End the process, by force if it has not gone by itself after ``grace_s``."""
+        if self._socket is not None:
+            self._socket.close()
         if self._connection is not None:
             self._connection.close("the front stops")
-        if self._process is not None:
-            if self._is_ready:  # while it loads it does not look at the pipe
-                await self._wait(_EXIT_TIMEOUT_S)
-            if self.is_running:
-                self._process.kill()
-                await self._wait(_EXIT_TIMEOUT_S)
+        if self._is_loaded:  # while it loads it does not look at the pipe
+            await self._wait(grace_s)
+        self.kill()
+        await self._wait(_END_TIMEOUT_S)
+
+    async def _receive(self) -> Ready | Loaded | StepReport:
+        assert self._connection is not None
+        event = self._decode(await self._connection.receive())
+        if isinstance(event, Failed):
+            self._last_words = event.message
+            raise ConnectionClosed(event.message)
+        return event
 
     async def _wait(self, timeout_s: float) -> None:
         for _ in range(round(timeout_s / _POLL_S)):
             if not self.is_running:
                 return
             await asyncio.sleep(_POLL_S)
-
-    def _spawn(self, theirs: socket.socket) -> None:
-        arguments = ["--fd", str(theirs.fileno()), "--parent-pid", str(os.getpid())]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.rank", *arguments],
-            pass_fds=[theirs.fileno()],
-            cwd=_SOURCE_ROOT,  # where -m finds the package, installed or not
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the parent, which drains first
-        )
