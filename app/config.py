@@ -30,6 +30,10 @@ class GatewayConfig(BaseModel):
     """In the order of ``/v1/models``. A model without a ready replica is "loading"."""
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
     """Accepted keys, plain or as ``sha256:`` and 64 hex digits. Empty: no authentication."""
+    admin_keys: tuple[str, ...] = Field(default=(), repr=False)
+    """Keys that are accepted everywhere, and the only ones for ``/debug`` and ``/metrics/targets``
+    once any key is configured.
+    """
     max_queue_len: int = Field(default=1024, ge=1)
     """Waiting requests per model; one more is refused with 503."""
     max_queue_wait_s: float = Field(default=30.0, gt=0)
@@ -51,16 +55,22 @@ class GatewayConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_keys_and_names(self) -> Self:
-        for position, key in enumerate(self.api_keys):
-            if key.startswith(HASHED_KEY_PREFIX):
-                if not re.fullmatch(r"[0-9a-f]{64}", key.removeprefix(HASHED_KEY_PREFIX)):
-                    raise ValueError(
-                        f"api_keys[{position}]: write 64 lower-case hex digits after 'sha256:'"
-                    )
-            elif not key or not key.isascii() or key.strip() != key:
-                raise ValueError(f"api_keys[{position}]: must be ASCII text without outer spaces")
+        _check_keys("api_keys", self.api_keys)
+        _check_keys("admin_keys", self.admin_keys)
         names = [name for route in self.models for name in (route.name, *route.aliases)]
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"models: names and aliases must differ; used twice: {twice}")
         return self
+
+
+def _check_keys(name: str, keys: tuple[str, ...]) -> None:
+    """Raises ``ValueError``, without the key in it, for one that no request could match."""
+    for position, key in enumerate(keys):
+        if key.startswith(HASHED_KEY_PREFIX):
+            if not re.fullmatch(r"[0-9a-f]{64}", key.removeprefix(HASHED_KEY_PREFIX)):
+                raise ValueError(
+                    f"{name}[{position}]: write 64 lower-case hex digits after 'sha256:'"
+                )
+        elif not key or not key.isascii() or key.strip() != key:
+            raise ValueError(f"{name}[{position}]: must be ASCII text without outer spaces")
