@@ -11,7 +11,7 @@ from typing import Protocol
 
 from app.errors import ApiError
 from app.text.tokenization import Prompt
-from engine.messages import SamplingParams, TokenDelta
+from engine.messages import SamplingParams, TimelineEvent, TokenDelta
 
 
 class Answer(Protocol):
@@ -64,6 +64,12 @@ class Job:
     num_attempts: int = 0
     tried: set[str] = field(default_factory=set)
     """Engines that lost it."""
+    timeline: list[TimelineEvent] = field(default_factory=list)
+    """What happened to it in the gateway, for ``EngineRequest.timeline`` and ``/debug``."""
+    predicted_cached_tokens: int | None = None
+    """What the router expected of the prefix cache of the engine it was first sent to."""
+    predicted_ttft_s: float | None = None
+    """From that submission to the first token, as the router expected it."""
 
     @property
     def order(self) -> tuple[float, str]:
