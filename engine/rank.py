@@ -1,11 +1,12 @@
 """``python -m engine.rank``: the process of one tensor-parallel rank, a child of the front.
 
-The first frame on the socket ``--fd`` is the ``EngineSpec`` as JSON. The process loads the model,
-warms up, says ``Ready`` (or ``Failed``, with one line that says what to change) and runs the step
-loop until its parent is gone.
+The first frame on the socket ``--fd`` is the ``EngineSpec`` as JSON. The process loads its part of
+the model, says so (or ``Failed``, with one line that says what to change) and runs its loop until
+its parent, or rank 0, is gone: rank 0 the step loop, the others one that follows it.
 """
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import logging
@@ -14,13 +15,20 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from engine.config import EngineSpec
+from engine.broadcast_runner import BroadcastRunner, RanksOutOfStep
+from engine.config import EngineSpec, RankSpec
 from engine.engine import Engine
-from engine.errors import EngineError
-from engine.rank_messages import Failed, Ready
+from engine.errors import EngineError, StepOutOfMemory
+from engine.follower_loop import FollowerLoop
+from engine.rank_messages import Failed, Loaded, RankEvent, Ready
+from engine.runner import LoadedRunner, create_runner
+from engine.step import ModelRunner
 from engine.step_loop import StepLoop
 from engine.warm_up import warm_up
 from wire.errors import ConnectionClosed
@@ -35,66 +43,86 @@ _LAST_WORDS_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
+class _Loop(Protocol):
+    def run(self) -> None:
+        """Until a pipe closes (``ConnectionClosed``) or the loop cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where this process stands in its group."""
+
+    rank: int
+    links: list[socket.socket]
+    """On rank 0 to each of the others, elsewhere to rank 0."""
+    rendezvous: Path | None
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m engine.rank")
-    parser.add_argument("--fd", type=int, required=True, help="socket to the engine's front")
-    parser.add_argument("--parent-pid", type=int, required=True)
-    arguments = parser.parse_args()
+    arguments = _parse()
+    label = f"rank {arguments.rank}: " if arguments.link_fd else ""
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s: {label}%(message)s"
     )
     _die_with_parent(arguments.parent_pid)
-    pipe = SyncPipe(socket.socket(fileno=arguments.fd))
+    front = SyncPipe(socket.socket(fileno=arguments.fd))
+    links = [socket.socket(fileno=fd) for fd in arguments.link_fd]
+    loop: _Loop | None = None
     try:
-        loop = _start(pipe)
-        if loop is not None:
-            loop.run()
+        loop = _load(front, _Place(arguments.rank, links, arguments.rendezvous))
+        loop.run()
     except ConnectionClosed as closed:
-        logger.info("the front is gone (%s)", closed.reason)
+        logger.info("this process is not needed any more: %s", closed.reason)
         return 0
-    except Exception:
-        logger.exception("the step loop failed; this process ends")
+    except (Exception, RanksOutOfStep) as error:
+        message = _describe(error, is_started=loop is not None)
+        logger.error("%s", message, exc_info=None if isinstance(error, EngineError) else error)
+        _say_last(front, Failed(label + message))
     return 1
 
 
-def _start(pipe: SyncPipe) -> StepLoop | None:
-    """Load and warm up; tells the front how it went. ``None`` if it failed."""
-    try:
-        return _load(pipe)
-    except ConnectionClosed:
-        raise
-    except EngineError as error:
-        message = str(error)
-    except MemoryError:
-        message = (
-            "not enough memory to load the model: lower kv_cache_bytes or use a larger machine"
-        )
-    except Exception as error:
-        logger.exception("the engine could not start")
-        message = f"the engine could not start: {type(error).__name__}: {error}"
-    logger.error("%s", message)
-    pipe.send(msgspec.msgpack.encode(Failed(" ".join(message.split()))))
-    pipe.flush(_LAST_WORDS_TIMEOUT_S)
-    return None
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.rank")
+    parser.add_argument("--fd", type=int, required=True, help="socket to the engine's front")
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--link-fd", type=int, action="append", default=[])
+    parser.add_argument("--rendezvous", type=Path, help="folder where the ranks find each other")
+    return parser.parse_args()
 
 
-def _load(pipe: SyncPipe) -> StepLoop:
+def _load(front: SyncPipe, place: _Place) -> _Loop:
     started_s = time.monotonic()
-    frames = pipe.poll(_FIRST_FRAME_TIMEOUT_S)
+    frames = front.poll(_FIRST_FRAME_TIMEOUT_S)
     if not frames:
         raise EngineError("the front did not say what to load")
     spec = EngineSpec.model_validate_json(frames[0])
-    from engine.runner import create_runner  # imports torch; the spec is checked first
-
+    rank = RankSpec(place.rank, spec.config.tensor_parallel_size)
     loaded = create_runner(spec)
     load_time_s = time.monotonic() - started_s
+    if rank.rank > 0:
+        _freeze_heap()
+        _say(front, Loaded(load_time_s))
+        [leader] = place.links
+        return FollowerLoop(loaded.runner, leader=SyncPipe(leader), front=front)
+    runner = BroadcastRunner(loaded.runner, place.links) if rank.size > 1 else loaded.runner
+    engine, ready = _warm_engine(spec, loaded, runner, load_time_s)
+    _freeze_heap()
+    _say(front, ready)
+    return StepLoop(engine, front)
+
+
+def _warm_engine(
+    spec: EngineSpec, loaded: LoadedRunner, runner: ModelRunner, load_time_s: float
+) -> tuple[Engine, Ready]:
+    started_s = time.monotonic()
     engine = Engine(
         spec.config,
         geometry=loaded.geometry,
         num_blocks=loaded.num_blocks,
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.vocab_size,
-        runner=loaded.runner,
+        runner=runner,
     )
     load = warm_up(
         engine,
@@ -103,9 +131,7 @@ def _load(pipe: SyncPipe) -> StepLoop:
         vocab_size=loaded.vocab_size,
         limit_s=WARM_UP_LIMIT_S,
     )
-    gc.collect()
-    gc.freeze()  # the model lives for ever: a full collection would only walk it during a step
-    ready = Ready(
+    return engine, Ready(
         num_blocks=loaded.num_blocks,
         max_model_len=loaded.max_model_len,
         max_request_tokens=engine.max_request_tokens,
@@ -113,10 +139,40 @@ def _load(pipe: SyncPipe) -> StepLoop:
         weights_revision=loaded.weights_revision,
         load=load,
         load_time_s=load_time_s,
-        warm_up_time_s=time.monotonic() - started_s - load_time_s,
+        warm_up_time_s=time.monotonic() - started_s,
     )
-    pipe.send(msgspec.msgpack.encode(ready))
-    return StepLoop(engine, pipe)
+
+
+def _freeze_heap() -> None:
+    """The model lives for ever: a full collection would only walk it during a step."""
+    gc.collect()
+    gc.freeze()
+
+
+def _say(front: SyncPipe, event: RankEvent) -> None:
+    front.send(msgspec.msgpack.encode(event))
+
+
+def _say_last(front: SyncPipe, event: RankEvent) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        _say(front, event)
+        front.flush(_LAST_WORDS_TIMEOUT_S)
+
+
+def _describe(error: BaseException, *, is_started: bool) -> str:
+    """Why this process ends, in one line."""
+    if isinstance(error, StepOutOfMemory):
+        message = f"out of memory in a step: {error}"
+    elif isinstance(error, EngineError | RanksOutOfStep):
+        message = str(error)
+    elif isinstance(error, MemoryError) and not is_started:
+        message = (
+            "not enough memory to load the model: lower kv_cache_bytes or use a larger machine"
+        )
+    else:
+        what = "a step failed" if is_started else "the engine could not start"
+        message = f"{what}: {type(error).__name__}: {error}"
+    return " ".join(message.split())
 
 
 def _die_with_parent(parent_pid: int) -> None:

@@ -1,4 +1,4 @@
-"""What the front and the step loop's process say to each other over their pipe.
+"""What the front and the processes of the ranks say to each other over their pipes.
 
 Gateways' frames go down and step frames come up as they are, already encoded: the front forwards
 bytes and only counts. A *source* is the number that the front gave to a gateway's connection.
@@ -8,6 +8,7 @@ import msgspec
 
 from engine.messages import CacheEvents, LoadView
 from engine.observations import EngineStats, MemoryBytes, RequestNote, StepRecord
+from engine.step import SampledToken, StepPlan
 
 
 class FromGateway(msgspec.Struct, frozen=True, array_like=True, tag="gateway"):
@@ -77,6 +78,14 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     record: StepRecord | None = None
     """None if nothing was computed."""
     notes: list[RequestNote] = []
+
+
+class PlanFrame(msgspec.Struct, frozen=True, array_like=True):
+    """From rank 0 to each of the others: one step."""
+
+    plan: StepPlan
+    sampled: tuple[SampledToken, ...]
+    """By rank 0, in the step before."""
 
 
 RankCommand = FromGateway | GatewayGone

@@ -115,7 +115,15 @@ class StepLoop:
             for source, deltas in deltas_of.items()
         ]
         num_submits_taken, self._num_submits_taken = self._num_submits_taken, 0
-        return StepReport(frames, output.load, output.events, num_submits_taken)
+        return StepReport(
+            frames,
+            output.load,
+            output.events,
+            num_submits_taken,
+            output.stats,
+            output.record,
+            output.notes,
+        )
 
     def _finish(self, delta: TokenDelta, request: _OpenRequest) -> int:
         """Count off what a last delta ends; returns the places that become free."""
