@@ -1,5 +1,5 @@
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,7 +21,7 @@ from engine.messages import (
 )
 from engine.paced_runner import PacedRunner
 from engine.rank_messages import FromGateway, GatewayGone, RankCommand, RankEvent, StepReport
-from engine.step import ModelRunner, StepPlan, StepResult
+from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 from engine.step_loop import MAX_FAILED_STEPS, StepLoop
 from wire.errors import ConnectionClosed
 from wire.pipe import SyncPipe
@@ -41,6 +41,9 @@ class Breakable:
         if self.is_broken:
             raise RuntimeError("the device is gone")
         return self.inner.execute(plan)
+
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        self.inner.take_sampled(sampled)
 
     def close(self) -> None:
         self.inner.close()

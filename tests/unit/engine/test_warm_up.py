@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
@@ -8,7 +9,7 @@ from engine.errors import WarmUpError
 from engine.kv_geometry import KvGeometry, KvGroup
 from engine.messages import EngineRequest, SamplingParams
 from engine.paced_runner import PacedRunner
-from engine.step import ModelRunner, StepPlan, StepResult
+from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 from engine.warm_up import WarmUpRound, warm_up, warm_up_rounds
 
 NUM_BLOCKS = 256
@@ -30,6 +31,9 @@ class Recorder:
         self.prefills.add(plan.num_tokens - len(decodes))
         return self._runner.execute(plan)
 
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        self._runner.take_sampled(sampled)
+
     def close(self) -> None:
         self._runner.close()
 
@@ -37,6 +41,9 @@ class Recorder:
 class Broken:
     def execute(self, plan: StepPlan) -> StepResult:
         raise RuntimeError("no such kernel")
+
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        pass
 
     def close(self) -> None:
         pass
