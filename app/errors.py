@@ -68,6 +68,14 @@ class AuthenticationError(ApiError):
         super().__init__(message, headers={"www-authenticate": "Bearer"})
 
 
+class PermissionDeniedError(ApiError):
+    """The API key is known, but not good for this."""
+
+    status = 403
+    type = "permission_error"
+    default_code = "admin_key_required"
+
+
 class NotFoundError(ApiError):
     """No such path or model."""
 
