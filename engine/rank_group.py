@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from engine.config import EngineSpec, RankSpec
+from engine.errors import EngineDeadError
 from engine.rank_messages import RankCommand, Ready, StepReport
 from engine.rank_process import RankProcess
 from wire.errors import ConnectionClosed
@@ -31,11 +32,16 @@ _BLAME_DELAY_S = 0.1
 class RankGroup:
     """Call order: ``start``, then ``send`` and ``receive``, then ``stop`` in any case."""
 
-    def __init__(self, *, max_silence_s: float = MAX_SILENCE_S) -> None:
+    def __init__(self, *, max_silence_s: float = MAX_SILENCE_S, folder: Path | None = None) -> None:
+        """Several ranks meet in a private folder below ``folder``, or the one for temporary files;
+        ``stop`` removes it.
+        """
         self._max_silence_s = max_silence_s
+        self._folder = folder
         self._ranks: list[RankProcess] = []
         self._rendezvous: Path | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_started = False
         self._failure: str | None = None
 
     @property
@@ -50,8 +56,8 @@ class RankGroup:
 
     @property
     def is_running(self) -> bool:
-        """Whether all ranks are."""
-        return bool(self._ranks) and all(rank.is_running for rank in self._ranks)
+        """Whether it was started, and no rank is known to be lost."""
+        return self._is_started and self._failure is None
 
     @property
     def silence_s(self) -> float:
@@ -80,6 +86,7 @@ class RankGroup:
         assert isinstance(ready, Ready)
         listeners = [asyncio.create_task(self._listen(rank)) for rank in self._ranks[1:]]
         self._tasks = [asyncio.create_task(self._watch(), name="watch ranks"), *listeners]
+        self._is_started = True
         return ready
 
     def send(self, command: RankCommand) -> None:
@@ -99,8 +106,14 @@ class RankGroup:
         assert self._failure is not None, "all ranks are well"
         return self._failure
 
+    def check(self) -> None:
+        """Raises ``EngineDeadError`` with the reason when a rank is lost."""
+        if self._failure is not None:
+            raise EngineDeadError(self._failure)
+
     async def stop(self) -> None:
         """End all processes, by force if they do not go by themselves; fine at any time."""
+        self._is_started = False
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,7 +129,7 @@ class RankGroup:
         """Rank 0 gets one end of a socket pair to each of the others, which get the other end."""
         followers = self._ranks[1:]
         if followers:
-            self._rendezvous = Path(tempfile.mkdtemp(prefix="headwater-ranks-"))
+            self._rendezvous = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._folder))
         with contextlib.ExitStack() as stack:
             links = [tuple(map(stack.enter_context, socket.socketpair())) for _ in followers]
             self._ranks[0].spawn([leader for leader, _ in links], self._rendezvous)
