@@ -20,6 +20,7 @@ from ray import serve
 
 from deployments.advertisement import Advertisement
 from deployments.config import ModelArgs
+from deployments.engine_loss import leave_when_lost
 from deployments.environment import headwater_home, temporary_roots
 from deployments.loopback import bind_replica_to_loopback
 from deployments.private_dir import PrivateDir
@@ -74,13 +75,16 @@ class EngineReplica:
         self._front, self._socket_dir = front, socket_dir
         self._advertisement = Advertisement(engine_id, endpoint, secret)
         logger.info("engine %s listens at %s", engine_id, endpoint)
+        self._watcher = asyncio.create_task(
+            leave_when_lost(engine_id, front, socket_dir), name="watch engine"
+        )
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What gateways need to connect; Serve asks once, when the replica is ready."""
         return self._advertisement.to_metadata()
 
     async def check_health(self) -> None:
-        """Raises when the step loop's process is gone or stuck; Serve then replaces the replica."""
+        """Raises when the engine is lost, in the short time until the replica leaves."""
         assert self._front is not None  # Serve asks replicas that are ready
         self._front.check_health()
 
@@ -91,6 +95,7 @@ class EngineReplica:
         """
         if self._front is None:
             return
+        self._watcher.cancel()  # `drain` notices the loss of the engine itself
         try:
             await self._front.drain()
         finally:
