@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cache_tiers.keys import BlockKey
 from engine.block_pool import BlockPool
 from engine.kv_geometry import KvGeometry
 from engine.messages import CacheEvents
@@ -41,6 +42,8 @@ class BlockManager:
         self._prefix_caching = prefix_caching
         self._cache = PrefixCache(geometry)
         self._pool = BlockPool(num_blocks, on_evict=self._cache.evict)
+        self._last_holders = [""] * num_blocks
+        """Request ids, of who took each block last."""
         self._copy_sources: Counter[int] = Counter()
         """Held until the step that copies them is over: evicted earlier, they could be poisoned."""
 
@@ -60,6 +63,22 @@ class BlockManager:
     def num_free_blocks(self) -> int:
         return self._pool.num_free
 
+    def num_references(self, block_id: int) -> int:
+        return self._pool.num_references(block_id)
+
+    def differing_references(self, expected: list[int], begin: int, end: int) -> list[int]:
+        """Blocks of ``[begin, end)`` that are not referenced as often as ``expected`` says."""
+        return self._pool.differing_references(expected, begin, end)
+
+    def last_holder(self, block_id: int) -> str:
+        """Id of the request that took the block last; empty if nobody did."""
+        return self._last_holders[block_id]
+
+    @property
+    def announced_keys(self) -> frozenset[BlockKey]:
+        """What routers know by the events taken so far."""
+        return self._cache.announced_keys
+
     @property
     def no_hit(self) -> PrefixHit:
         return PrefixHit(tuple([] for _ in self._windows), 0)
@@ -76,7 +95,8 @@ class BlockManager:
     def can_admit(
         self, sequence: Sequence, hit: PrefixHit, *, chunk_tokens: int, num_reserved_blocks: int
     ) -> bool:
-        """Whether all tokens of ``sequence`` fit and ``num_reserved_blocks`` stay free beside.
+        """Whether all tokens of ``sequence`` fit and ``num_reserved_blocks`` stay free beside; a
+        negative number are yet to be freed.
 
         Behind a sliding window that is what it holds at most while it is computed in chunks of up
         to ``chunk_tokens``.
@@ -100,10 +120,12 @@ class BlockManager:
         """Take the cached prefix, and with full attention blocks for all tokens known: nobody who
         grows can then take them away. The caller has asked ``can_admit``.
         """
+        request_id = sequence.request.request_id
         for table in hit.block_tables:
             for block_id in table:
                 if block_id != NO_BLOCK:
                     self._pool.acquire(block_id)
+                    self._last_holders[block_id] = request_id
         sequence.block_tables = [list(table) for table in hit.block_tables]
         sequence.num_passed_blocks = [
             num_passed_blocks(window, hit.num_tokens, self._block_size) for window in self._windows
@@ -111,7 +133,7 @@ class BlockManager:
         num_blocks = self._num_blocks(sequence.num_tokens)
         for table, window in zip(sequence.block_tables, self._windows, strict=True):
             if window is None:
-                table += [self._pool.allocate() for _ in range(len(table), num_blocks)]
+                table += [self._allocate(request_id) for _ in range(len(table), num_blocks)]
         sequence.num_computed_tokens = hit.num_tokens
         sequence.num_published_blocks = len(hit.block_tables[0])
         sequence.num_writable_tokens = 0
@@ -171,16 +193,17 @@ class BlockManager:
         """
         index, offset = divmod(sequence.num_computed_tokens, self._block_size)
         num_blocks = self._num_blocks(end)
+        request_id = sequence.request.request_id
         updates = []
         for group, table in enumerate(sequence.block_tables):
             if offset > 0 and self._is_shared(table[index]):
-                source, table[index] = table[index], self._pool.allocate()
+                source, table[index] = table[index], self._allocate(request_id)
                 self._copy_sources[source] += 1
                 copies.append(BlockCopy(source, table[index]))
                 updates.append(TableUpdate(group, index, (table[index],)))
             begin = len(table)
             if num_blocks > begin:
-                new = tuple([self._pool.allocate() for _ in range(begin, num_blocks)])
+                new = tuple([self._allocate(request_id) for _ in range(begin, num_blocks)])
                 table.extend(new)
                 updates.append(TableUpdate(group, begin, new))
         sequence.num_writable_tokens = min(map(len, sequence.block_tables)) * self._block_size
@@ -212,6 +235,11 @@ class BlockManager:
         sequence.num_passed_blocks = []
         sequence.num_computed_tokens = 0
         sequence.num_published_blocks = 0
+
+    def give_back(self, block_id: int, num_references: int) -> None:
+        """Drop references that no sequence has."""
+        for _ in range(num_references):
+            self._pool.release(block_id)
 
     def commit(self) -> None:
         """The step did what was planned: what it published stays, its copies are made."""
@@ -258,6 +286,11 @@ class BlockManager:
             visible = num_passed_blocks(window, sequence.num_computed_tokens, self._block_size)
             assert num_passed <= visible, "a block went that the next token sees"
             assert [b == NO_BLOCK for b in table] == [i < num_passed for i in range(len(table))]
+
+    def _allocate(self, request_id: str) -> int:
+        block_id = self._pool.allocate()
+        self._last_holders[block_id] = request_id
+        return block_id
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -35,6 +35,14 @@ class BlockPool:
     def num_references(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
+    def differing_references(self, expected: list[int], begin: int, end: int) -> list[int]:
+        """Blocks of ``[begin, end)`` that are not referenced as often as ``expected`` says."""
+        counts = self._ref_counts
+        if counts[begin:end] == expected[begin:end]:
+            return []
+        end = min(end, self.num_blocks)
+        return [b for b in range(begin, end) if counts[b] != expected[b]]
+
     def is_cached(self, block_id: int) -> bool:
         return block_id in self._cached
 

@@ -23,6 +23,8 @@ class PacedConfig(BaseModel):
     """Added for each prompt token computed."""
     block_bytes: int = Field(default=64, ge=1)
     """Size of the deterministic KV of one block."""
+    max_step_tokens: int | None = Field(default=None, ge=1)
+    """A step of more tokens is out of memory, as on a device that is too small for it."""
 
 
 class EngineConfig(BaseModel):

@@ -8,22 +8,27 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
+from engine.block_audit import BlockAudit
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
-from engine.errors import RequestError
+from engine.errors import RequestError, StepOutOfMemory
 from engine.kv_geometry import KvGeometry
 from engine.load_meter import LoadMeter
 from engine.messages import CacheEvents, EngineRequest, FinishReason, LoadView, TokenDelta, Usage
+from engine.notes import Notes
 from engine.observations import EngineStats, RequestNote, StepRecord
 from engine.request_limits import RequestLimits, max_request_tokens
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step import ModelRunner, StepPlan
+from engine.step_recorder import StepRecorder, StepTime, count_prefill_tokens
 
 logger = logging.getLogger(__name__)
 
 _STEP_FAILED = "The engine failed while it worked on this request. It can be sent again."
+_TOO_LARGE = "The engine has too little memory for this request, even alone."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class StepOutput:
     """Refusals, aborts and timeouts since the last step first, then the tokens of this one."""
     events: CacheEvents | None
     load: LoadView
-    stats: EngineStats = EngineStats()
+    stats: EngineStats = field(default_factory=EngineStats)
     record: StepRecord | None = None
     """None if nothing was computed."""
     notes: list[RequestNote] = field(default_factory=list)
@@ -64,7 +69,8 @@ class Engine:
             block_size_tokens=geometry.block_size_tokens,
             vocab_size=vocab_size,
         )
-        self._blocks, self._scheduler = self._empty_planner()
+        self._notes = Notes()
+        self._start_anew()
         self._runner = runner
         self._clock = clock
         self._meter = LoadMeter()
@@ -94,14 +100,23 @@ class Engine:
             logger.warning("request %s refused: %s", request.request_id, error)
             self._refuse(request, str(error))
             return
-        max_len = min(len(request.token_ids) + request.sampling.max_tokens, self._limits.max_len)
-        deadline_s = self._clock() + request.timeout_s
+        num_prompt_tokens = len(request.token_ids) - request.num_generated_tokens
+        max_len = min(num_prompt_tokens + request.sampling.max_tokens, self._limits.max_len)
+        now_s = self._clock()
         samples = [
-            Sequence(request, deadline_s=deadline_s, max_len=max_len, index=index)
+            Sequence(
+                request,
+                deadline_s=now_s + request.timeout_s,
+                max_len=max_len,
+                index=index,
+                taken_s=now_s,
+            )
             for index in range(request.num_samples)
         ]
         self._live[request.request_id] = samples
         self._scheduler.add(samples)
+        self._notes.now_s = now_s
+        self._notes.add(samples[0], "taken")
 
     def abort(
         self, request_id: str, num_kept_tokens: int | None = None, index: int | None = None
@@ -113,6 +128,7 @@ class Engine:
         later ones count as overrun.
         """
         reason = FinishReason.ABORT if num_kept_tokens is None else FinishReason.STOP
+        self._notes.now_s = self._clock()
         try:
             for sequence in list(self._live.get(request_id, ())):
                 if index is None or sequence.index == index:
@@ -123,29 +139,45 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Plan, execute, commit. A failure ends all requests that are here, never the engine."""
-        started_s = self._clock()
+        started_s = self._notes.now_s = self._clock()
+        record = None
         try:
             self._expire(started_s)
             plan = self._scheduler.plan()
             if plan is not None:
-                result = self._runner.execute(plan)
-                advanced = self._scheduler.commit(plan, result)
-                self._deliver(advanced)
-                self._record(plan, self._clock() - started_s)
-                self.num_failed_steps = 0
+                record = self._carry_out(plan, started_s)
+            self._audit_blocks()
         except Exception as error:
-            self.num_failed_steps += 1
             self._fail_all(error)
         deltas, self._deltas = self._deltas, []
-        return StepOutput(deltas, self._blocks.take_events(), self._load_view())
+        return StepOutput(
+            deltas,
+            self._blocks.take_events(),
+            self._load_view(),
+            self._recorder.stats(self._scheduler.num_kv_tokens),
+            record,
+            self._notes.take(),
+        )
+
+    def audit_slice(self) -> bool:
+        """Compare some reference counts with the sequences, if an audit is due; ``step`` does so,
+        too. Returns whether more of this audit is left: idle, the owner of the loop may call again.
+        """
+        self._notes.now_s = self._clock()
+        try:
+            self._audit_blocks()
+        except Exception as error:
+            self._fail_all(error)
+        return self._audit.is_under_way
 
     def forget(self) -> None:
-        """Drop cached prefixes and counts since start: what a warm-up left behind.
+        """Drop cached prefixes and counts since start, also of events: what a warm-up left behind.
+        Who followed the events starts anew, too.
 
         Precondition: no request is here. The speeds measured so far stay known.
         """
         assert not self.has_work
-        self._blocks, self._scheduler = self._empty_planner()
+        self._start_anew()
         self._scheduler.reset()  # the runner still holds the slots of the last requests
 
     def check_integrity(self) -> None:
@@ -160,11 +192,14 @@ class Engine:
         """Give the device memory back; no call follows."""
         self._runner.close()
 
-    def _empty_planner(self) -> tuple[BlockManager, Scheduler]:
-        blocks = BlockManager(
+    def _start_anew(self) -> None:
+        self._blocks = BlockManager(
             self._num_blocks, self._geometry, prefix_caching=self._config.prefix_caching
         )
-        return blocks, Scheduler(self._config, blocks)
+        self._notes.take()
+        self._scheduler = Scheduler(self._config, self._blocks, self._notes)
+        self._audit = BlockAudit(self._blocks, self._scheduler.running)
+        self._recorder = StepRecorder()
 
     def _refuse(self, request: EngineRequest, error: str) -> None:
         usage = Usage(len(request.token_ids), cached_tokens=0, completion_tokens=0)
@@ -196,31 +231,82 @@ class Engine:
             self._deltas.append(sequence.make_delta())
             sequence.mark_delivered()
             if sequence.finish_reason is not None:
+                self._recorder.num_finished += 1
+                if sequence.admitted_s is not None:
+                    self._meter.record_answer(self._notes.now_s - sequence.admitted_s)
                 samples = self._live[sequence.request.request_id]
                 samples.remove(sequence)
                 if not samples:
                     del self._live[sequence.request.request_id]
 
-    def _record(self, plan: StepPlan, step_time_s: float) -> None:
-        num_prefill_tokens = sum(
-            len(entry.token_ids) for entry in plan.scheduled if not entry.is_last_pending
+    def _carry_out(self, plan: StepPlan, started_s: float) -> StepRecord:
+        outcome: Literal["ok", "out_of_memory", "failed"] = "ok"
+        try:
+            result = self._runner.execute(plan)
+            self._notes.now_s = self._clock()
+            self._deliver(self._scheduler.commit(plan, result))
+            self.num_failed_steps = 0
+        except StepOutOfMemory as error:
+            outcome = "out_of_memory"
+            self._give_up(plan, error)
+        except Exception as error:
+            outcome = "failed"
+            self._fail_all(error)
+        time = StepTime(started_s, self._clock())
+        if outcome == "ok":
+            self._meter.record(time.duration_s, count_prefill_tokens(plan))
+        return self._recorder.record(plan, time, self._scheduler, self._blocks, outcome)
+
+    def _give_up(self, plan: StepPlan, error: StepOutOfMemory) -> None:
+        """Everybody waits again, for smaller steps; whoever fits into none ends."""
+        self._notes.now_s = self._clock()
+        too_large = self._scheduler.give_up(plan)
+        self._audit.restart()
+        limits = self._scheduler.limits
+        logger.warning(
+            "a step of %d tokens was out of memory (%s); from now on at most %d tokens and %d "
+            "sequences",
+            plan.num_tokens,
+            error,
+            limits.max_tokens,
+            limits.max_seqs,
         )
-        self._meter.record(step_time_s, num_prefill_tokens)
+        if too_large is not None:
+            request_id = too_large.request.request_id
+            logger.error("request %s does not fit into memory, even alone", request_id)
+            for sequence in list(self._live[request_id]):
+                sequence.error = _TOO_LARGE
+                self._finish(sequence, FinishReason.ERROR)
+
+    def _audit_blocks(self) -> None:
+        leak = self._audit.advance(self._notes.now_s)
+        if leak is not None:
+            logger.error(
+                "block %d had %d references more than sequences hold; request %s took it last",
+                *leak,
+            )
+            self._blocks.give_back(leak.block_id, leak.num_references)
+            self._recorder.num_leaked_blocks += 1
 
     def _fail_all(self, error: Exception) -> None:
         logger.error("a step failed and ends requests %s", ", ".join(self._live), exc_info=error)
+        self.num_failed_steps += 1
+        self._recorder.num_failed_steps += 1
+        self._audit.restart()
         self._scheduler.reset()
         for sequence in [s for samples in self._live.values() for s in samples]:
             sequence.finish_reason = FinishReason.ERROR
             sequence.error = _STEP_FAILED
+            self._notes.add(sequence, "last_token", sequence.num_generated_tokens)
             self._deliver([sequence])
 
     def _load_view(self) -> LoadView:
         totals = self._scheduler.totals
+        num_waiting_tokens = self._scheduler.num_waiting_tokens
         return LoadView(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
-            pending_prefill_tokens=self._scheduler.num_pending_prefill_tokens,
+            pending_prefill_tokens=num_waiting_tokens + self._scheduler.num_running_prefill_tokens,
             num_free_blocks=self._blocks.num_free_blocks,
             num_blocks=self._blocks.num_blocks,
             prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
@@ -229,4 +315,6 @@ class Engine:
             num_cached_prompt_tokens=totals.num_cached_prompt_tokens,
             num_prompt_tokens=totals.num_prompt_tokens,
             num_generated_tokens=totals.num_generated_tokens,
+            num_waiting_tokens=num_waiting_tokens,
+            mean_answer_s=self._meter.mean_answer_s,
         )

@@ -1,7 +1,11 @@
-"""Moving averages of step time and prefill speed, for the load view. Takes time as an argument."""
+"""Moving averages of step time, prefill speed and answer time, for the load view. Takes time as an
+argument.
+"""
 
 _STEP_WEIGHT = 0.1
 """Of the newest step: about the last twenty steps count."""
+_ANSWER_WEIGHT = 0.05
+"""Of the newest answer: lengths differ, so that more of them count than steps."""
 _PREFILL_WINDOW_TOKENS = 2048
 """About so many of the last prefill tokens count."""
 
@@ -13,6 +17,13 @@ class LoadMeter:
         self.step_time_s = 0.0
         self.prefill_tokens_per_s = 0.0
         """0 while unknown. Decodes in the same steps slow it, as they will slow the next prompt."""
+
+        self.mean_answer_s = 0.0
+        """From a sequence's first admission to its end; 0 while unknown."""
+
+    def record_answer(self, answer_s: float) -> None:
+        """Take in the time of one sequence that ended, however it did."""
+        self.mean_answer_s = _average(self.mean_answer_s, answer_s, _ANSWER_WEIGHT)
 
     def record(self, step_time_s: float, num_prefill_tokens: int) -> None:
         """Take in one executed step."""

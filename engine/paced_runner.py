@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from engine.config import PacedConfig
-from engine.errors import EngineConfigError, KvMismatchError
+from engine.errors import EngineConfigError, KvMismatchError, StepOutOfMemory
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.paced_kv import ROOT_DIGEST, PacedKv
 from engine.seeds import mix64
@@ -75,6 +75,9 @@ class PacedRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; takes the profiled time, its own bookkeeping included."""
         started_s = self._clock()
+        most = self._config.max_step_tokens
+        if most is not None and plan.num_tokens > most:
+            raise StepOutOfMemory(f"a step of {plan.num_tokens} tokens; max_step_tokens is {most}")
         for slot in plan.released_slots:
             self._release(slot)
         for entry in plan.scheduled:
@@ -100,6 +103,12 @@ class PacedRunner:
                 sampled.append(self._draw(slot, digests[-1], entry.start + entry.num_tokens))
         self._sleep(max(0.0, self._step_time_s(plan) - (self._clock() - started_s)))
         return StepResult(plan.step_id, tuple(sampled), tuple(prompt_logprobs))
+
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        """Go on with the tokens of another rank."""
+        for token in sampled:
+            if token.slot in self._slots:
+                self._slots[token.slot].last_token_id = token.token_id
 
     def read_block(self, block_id: int) -> bytes:
         """The KV of a block: equal bytes mean equal tokens since the start of the sequence."""

@@ -46,7 +46,7 @@ class PlanDraft:
         start = sequence.num_computed_tokens
         following_token_id = None
         if sequence.needs_prompt_logprobs and end < sequence.num_prompt_tokens:
-            following_token_id = sequence.request.token_ids[end]
+            following_token_id = sequence.prompt_ids[end]
         self.scheduled.append(
             ScheduledSequence(
                 slot=sequence.slot,

@@ -53,9 +53,15 @@ class PrefixCache:
         """Routers are told of a key that all of these hold: what a window has passed is no loss."""
         self._content: dict[int, CachedBlock] = {}
         self._uncommitted: list[CachedBlock] = []
-        self._changes: dict[BlockKey, bool] = {}
-        """Keys that changed since the last events: whether they are here now."""
+        self._announced_keys: set[BlockKey] = set()
+        """What routers know by the events taken so far."""
+        self._touched: dict[BlockKey, None] = {}
+        """Keys that may have come or gone since."""
         self._num_events = 0
+
+    @property
+    def announced_keys(self) -> frozenset[BlockKey]:
+        return frozenset(self._announced_keys)
 
     @property
     def block_ids(self) -> Iterable[int]:
@@ -85,10 +91,11 @@ class PrefixCache:
         content = CachedBlock(key, group, chain_len)
         # Noted before it is done, so that a rollback finds it wherever this is interrupted.
         self._uncommitted.append(content)
+        if chain_len % KEY_STRIDE == 0:
+            self._touched.pop(key, None)  # or it would not stand behind the keys of its chain
+            self._touched[key] = None
         blocks[key] = block_id
         self._content[block_id] = content
-        if chain_len % KEY_STRIDE == 0 and self._is_held(key):
-            self._changes[key] = True
         return True
 
     def evict(self, block_id: int) -> None:
@@ -112,17 +119,24 @@ class PrefixCache:
         }
 
     def take_events(self) -> CacheEvents | None:
-        """What changed since the last call. A key that came and went counts as evicted."""
-        if not self._changes:
+        """What changed since the last call; a key that came and went, or went and came, did not."""
+        if not self._touched:
+            return None
+        stored: list[bytes] = []
+        evicted: list[bytes] = []
+        for key in self._touched:
+            is_held, was_held = self._is_held(key), key in self._announced_keys
+            if is_held and not was_held:
+                self._announced_keys.add(key)
+                stored.append(key)
+            elif was_held and not is_held:
+                self._announced_keys.discard(key)
+                evicted.append(key)
+        self._touched.clear()
+        if not stored and not evicted:
             return None
         self._num_events += 1
-        events = CacheEvents(
-            sequence=self._num_events,
-            stored=[key for key, is_stored in self._changes.items() if is_stored],
-            evicted=[key for key, is_stored in self._changes.items() if not is_stored],
-        )
-        self._changes.clear()
-        return events
+        return CacheEvents(self._num_events, stored, evicted)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless keys and blocks map one to one."""
@@ -168,10 +182,9 @@ class PrefixCache:
 
     def _remove(self, content: CachedBlock) -> None:
         key, group, chain_len = content
-        was_held = chain_len % KEY_STRIDE == 0 and self._is_held(key)
+        if chain_len % KEY_STRIDE == 0:
+            self._touched[key] = None
         del self._block_of[group][key]
-        if was_held and not self._is_held(key):
-            self._changes[key] = False
 
     def _is_held(self, key: BlockKey) -> bool:
         """Whether all groups that routers are told of hold a block of ``key``."""

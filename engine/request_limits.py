@@ -46,6 +46,9 @@ class RequestLimits:
     def check(self, request: EngineRequest) -> None:
         """Raise ``RequestError`` for what can never be served here."""
         self._check_prompt(request)
+        _check_resumption(request)
+        if not 0 <= request.age_s < math.inf:
+            raise RequestError("age_s must be a number of at least 0.")
         if not 1 <= request.num_samples <= MAX_NUM_SAMPLES:
             raise RequestError(f"The number of samples must lie between 1 and {MAX_NUM_SAMPLES}.")
         sampling = request.sampling
@@ -87,6 +90,24 @@ class RequestLimits:
                     f"{where} holds the token id {token_id}; the model knows 0 to "
                     f"{self.vocab_size - 1}."
                 )
+
+
+def _check_resumption(request: EngineRequest) -> None:
+    """The tokens that a lost engine had generated leave a prompt before and an answer to finish."""
+    num_generated = request.num_generated_tokens
+    if num_generated == 0:
+        return
+    if not 0 < num_generated < len(request.token_ids):
+        raise RequestError(
+            "num_generated_tokens must lie between 0 and the number of tokens, less one for the "
+            "prompt."
+        )
+    if request.num_samples != 1:
+        raise RequestError("An answer can be resumed only if it is the only sample.")
+    if num_generated >= request.sampling.max_tokens:
+        raise RequestError("The answer to be resumed has max_tokens tokens already.")
+    if not set(request.sampling.stop_token_ids).isdisjoint(request.token_ids[-num_generated:]):
+        raise RequestError("The answer to be resumed ended with a stop token already.")
 
 
 # All are written so that NaN fails, too.

@@ -1,23 +1,33 @@
 """Decides what every step computes: one token budget, decodes first, prefill chunks with the rest.
 
-Sequences are admitted first come, first served, once their whole uncached prompt fits the KV pool.
-The samples of one request stand one after the other; when the first has computed the prompt, the
-others are forked from it: they share its blocks and draw their first token from the same row. When
-decodes run out of blocks, the sequence that arrived last gives its blocks up and is computed again
-later. Call order: ``plan``, execution elsewhere, ``commit``; ``add`` and ``finish`` between steps.
-Pure bookkeeping: must not know clocks, tensors or transport.
+Everybody has a fixed place in one order: arrival, put off by class. The running and the waiting
+each stand in it; a waiting one may come before running ones when it came late with an early place
+or found no room. A sequence is admitted, always the first that waits, once its whole uncached
+prompt fits the KV pool; the budget for prompts goes to running and waiting ones in order, so that a
+long prompt pauses for a more urgent one. The samples of one request stand one after the other; when
+the first has computed the prompt, the others are forked from it: they share its blocks and draw
+their first token from the same row.
+
+Who gives way computes again later, with what the prefix cache has kept. When decodes run out of
+blocks that is the last in the order. When the first that waits finds no place, it is those of a
+lower class that come after it: these can never take it back. Call order: ``plan``, execution
+elsewhere, ``commit`` or ``give_up``; ``add`` and ``finish`` between steps. Pure bookkeeping: must
+not know clocks, tensors or transport.
 """
 
-from collections import deque
 from dataclasses import dataclass
 
 from engine.block_manager import BlockManager, PrefixHit
 from engine.config import EngineConfig
 from engine.messages import FinishReason
+from engine.notes import Notes
 from engine.plan_draft import PlanDraft
 from engine.result_match import match_result
+from engine.running_set import RunningSet
 from engine.sequence import Sequence
 from engine.step import ScheduledSequence, StepPlan, StepResult, TableUpdate
+from engine.step_limits import StepLimits
+from engine.waiting_queue import WaitingQueue
 
 
 @dataclass(slots=True)
@@ -34,18 +44,17 @@ class SchedulerTotals:
 class Scheduler:
     """Owner of all sequences and slots of one engine."""
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
-        self._max_num_seqs = config.max_num_seqs
-        self._budget_tokens = config.max_num_batched_tokens
+    def __init__(
+        self, config: EngineConfig, blocks: BlockManager, notes: Notes | None = None
+    ) -> None:
         self._min_prefill_tokens = config.min_prefill_chunk_tokens
         self._blocks = blocks
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        """In order of arrival, all of them before everything in ``_waiting``."""
-        self._sequence_of_slot: dict[int, Sequence] = {}
-        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self._released_slots: list[int] = []
+        self._notes = notes or Notes()
+        self._waiting = WaitingQueue()
+        self._running = RunningSet(config.max_num_seqs)
+        self._num_added = 0
         self._num_steps = 0
+        self.limits = StepLimits(config)
         self.totals = SchedulerTotals()
 
     @property
@@ -57,11 +66,24 @@ class Scheduler:
         return len(self._running)
 
     @property
-    def num_pending_prefill_tokens(self) -> int:
-        """Tokens of admitted and waiting sequences whose KV must be computed before they decode."""
-        waiting = sum(s.num_tokens - s.num_expected_hit_tokens for s in self._waiting)
-        running = sum(s.num_uncomputed_tokens - s.is_last_on_device for s in self._running)
-        return waiting + running
+    def running(self) -> list[Sequence]:
+        """In order, to look at between steps; always the same list."""
+        return self._running.sequences
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Of waiting sequences, what must be computed before they decode."""
+        return sum([s.num_tokens - s.num_expected_hit_tokens for s in self._waiting])
+
+    @property
+    def num_running_prefill_tokens(self) -> int:
+        """Of admitted sequences, what must be computed before they decode."""
+        return sum([s.num_uncomputed_tokens - s.is_last_on_device for s in self._running.sequences])
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that running sequences have KV of; shared ones count for each."""
+        return sum([s.num_computed_tokens for s in self._running.sequences])
 
     def add(self, samples: list[Sequence]) -> None:
         """Queue all samples of a request; each fits the pool by itself."""
@@ -69,72 +91,84 @@ class Scheduler:
         first.num_expected_hit_tokens = self._blocks.find_prefix(first).num_tokens
         for sequence in others:
             sequence.num_expected_hit_tokens = sequence.num_tokens  # the first computes it for all
-        self._waiting.extend(samples)
+        self._num_added += 1
+        for sequence in samples:
+            sequence.order = (sequence.due_s, self._num_added, sequence.index)
+        self._waiting.add(samples)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out between steps, whatever it was doing."""
         if sequence.slot is None:
             self._waiting.remove(sequence)
-        else:
-            self._leave(sequence)
+        self._end(sequence)
 
     def plan(self) -> StepPlan | None:
         """The next step, or ``None`` when no sequence is here."""
         if not self._running and not self._waiting:
             return None
+        if self._waiting and self._running:
+            self._make_way()
         draft = PlanDraft()
-        self._plan_decodes(draft)
-        budget_tokens = max(self._budget_tokens - len(draft.scheduled), self._min_prefill_tokens)
-        budget_tokens = self._plan_running_prefill(draft, budget_tokens)
-        self._plan_admissions(draft, budget_tokens)
+        unfinished = self._plan_decodes(draft)
+        budget_tokens = max(self.limits.max_tokens - len(draft.scheduled), self._min_prefill_tokens)
+        self._plan_prompts(draft, unfinished, budget_tokens)
         assert draft.scheduled, "sequences are here, but none of them can advance"
         return self._seal(draft)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Take in what the runner did; returns the sequences that gained a token or ended."""
-        advanced = match_result(plan, result, self._sequence_of_slot)
+        sequence_of_slot = self._running.of_slot
+        advanced = match_result(plan, result, sequence_of_slot)
         for sequence, sampled in zip(advanced, result.sampled, strict=True):
             sequence.append(sampled)
         block_size = self._blocks.block_size
         for entry in plan.scheduled:
-            sequence = self._sequence_of_slot[entry.slot]
+            sequence = sequence_of_slot[entry.slot]
             num_computed = entry.start + len(entry.token_ids) + entry.is_last_pending
             sequence.num_computed_tokens = num_computed
             is_block_full = num_computed // block_size > sequence.num_published_blocks
             # What led to invalid logits must be found by nobody.
             if is_block_full and sequence.finish_reason is not FinishReason.ERROR:
                 self._blocks.publish(sequence)
-            if len(entry.sampling_slots) != 1:
-                advanced += self._commit_prompt(sequence, entry)
+            if not entry.is_last_pending:
+                advanced += self._commit_chunk(sequence, entry)
         for chunk in result.prompt_logprobs:
-            self._sequence_of_slot[chunk.slot].add_prompt_logprobs(chunk.logprobs)
+            sequence_of_slot[chunk.slot].add_prompt_logprobs(chunk.logprobs)
         self.totals.num_generated_tokens += len(result.sampled)
         for sequence in advanced:
             if sequence.finish_reason is not None:
                 self.totals.num_generated_tokens -= sequence.finish_reason is FinishReason.ERROR
-                if sequence.slot is not None:
-                    self._leave(sequence)
+                self._end(sequence)
         self._blocks.commit()
+        self.limits.record_fit()
         return advanced
+
+    def give_up(self, plan: StepPlan) -> Sequence | None:
+        """``plan`` did not fit into memory, and how far it got is unknown: nothing of it counts,
+        everybody waits again, later plans are smaller.
+
+        Returns the sequence that does not even fit alone into the smallest step, if there is one.
+        """
+        alone = self._running.of_slot[plan.scheduled[0].slot]
+        while self._running:
+            self._preempt(self._running.last)
+        self._running.clear()
+        self._blocks.reset()
+        return None if self.limits.shrink(plan) else alone
 
     def reset(self) -> None:
         """After a failure, from any state: drop all sequences, free every slot and block."""
         self._waiting.clear()
         self._running.clear()
-        self._sequence_of_slot.clear()
-        # The runner may or may not have carried out the failed plan, so it forgets every slot.
-        self._free_slots = list(range(self._max_num_seqs - 1, -1, -1))
-        self._released_slots = list(range(self._max_num_seqs))
         self._blocks.reset()
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless slots, queues and blocks agree."""
-        slots = {sequence.slot: sequence for sequence in self._running}
-        assert slots == self._sequence_of_slot, "slots and running sequences differ"
-        assert sorted([*self._sequence_of_slot, *self._free_slots]) == list(
-            range(self._max_num_seqs)
-        ), "a slot was lost or is used twice"
-        assert all(s.is_last_on_device for s in self._running[:-1]), "two prefills at once"
+        self._running.check_integrity()
+        assert len(self._running) <= self.limits.max_seqs, "more run than may"
+        for sequences in (self._running, self._waiting):
+            orders = [sequence.order for sequence in sequences]
+            assert orders == sorted(set(orders)), "sequences stand out of order"
         for sequence in self._waiting:
             assert sequence.slot is None, "a waiting sequence holds a slot"
             assert not sequence.block_tables, "a waiting sequence holds blocks"
@@ -142,46 +176,87 @@ class Scheduler:
             assert sequence.finish_reason is None, "a finished sequence is still here"
         self._blocks.check_integrity(self._running)
 
-    def _plan_decodes(self, draft: PlanDraft) -> None:
-        for sequence in self._running:  # only its end is taken away meanwhile
+    def _make_way(self) -> None:
+        """For the first that waits, if that helps: lower classes that come after it leave."""
+        urgent = self._waiting.first
+        if self._running.last.order < urgent.order:
+            return
+        service_class = urgent.request.service_class
+        victims = [
+            sequence
+            for sequence in self._running
+            if sequence.order > urgent.order and sequence.request.service_class > service_class
+        ]
+        victims.sort(key=lambda sequence: (sequence.request.service_class, sequence.order))
+        num_stay = len(self._running) - len(victims)
+        num_freed = sum(sequence.num_held_blocks for sequence in victims)
+        if victims and num_stay > 0:
+            # At best: some of their blocks may be shared with those that stay.
+            num_reserved = (num_stay + 1) * self._blocks.num_groups - num_freed
+            if not self._fits(urgent, self._blocks.find_prefix(urgent), num_reserved):
+                return
+        while victims and not (
+            self._num_free_places > 0 and self._find_admissible(urgent) is not None
+        ):
+            self._preempt(victims.pop())
+
+    def _plan_decodes(self, draft: PlanDraft) -> list[Sequence]:
+        """Returns those that run and are amid their prompts."""
+        unfinished: list[Sequence] = []
+        for sequence in self._running.sequences:  # only its end is taken away meanwhile
             if not sequence.is_last_on_device:
+                unfinished.append(sequence)
                 continue
             updates: tuple[TableUpdate, ...] = ()
             if sequence.num_computed_tokens >= sequence.num_writable_tokens:
                 passed = self._blocks.drop_passed(sequence)
                 end = sequence.num_computed_tokens + 1
                 if not self._make_room(sequence, end):
-                    return
+                    break
                 updates = (*passed, *self._blocks.extend(sequence, end, draft.block_copies))
             draft.add_decode(sequence, updates)
+        return unfinished
 
     def _make_room(self, sequence: Sequence, end: int) -> bool:
-        """Free the blocks that ``sequence`` needs; ``False`` when it arrived last and gave way."""
+        """Free the blocks that ``sequence`` needs; ``False`` when it came last and gave way."""
         blocks = self._blocks
         while (
             blocks.num_free_blocks < blocks.num_groups  # most that one token can need
             and blocks.num_free_blocks < blocks.num_missing_blocks(sequence, end)
         ):
-            victim = self._running[-1]
+            victim = self._running.last
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
 
-    def _plan_running_prefill(self, draft: PlanDraft, budget_tokens: int) -> int:
-        # Only the last one can be amid its prefill: nobody is admitted before it had all it needs.
-        if not self._running or self._running[-1].is_last_on_device:
-            return budget_tokens
-        return self._plan_chunk(draft, self._running[-1], budget_tokens)
+    def _plan_prompts(
+        self, draft: PlanDraft, unfinished: list[Sequence], budget_tokens: int
+    ) -> None:
+        """Those that run and those that wait, in order."""
+        for sequence in unfinished:
+            if sequence.slot is None:  # gave way meanwhile
+                continue
+            budget_tokens = self._plan_admissions(draft, budget_tokens, before=sequence)
+            if budget_tokens > 0 and sequence.slot is not None:
+                budget_tokens = self._plan_chunk(draft, sequence, budget_tokens)
+        self._plan_admissions(draft, budget_tokens)
 
-    def _plan_admissions(self, draft: PlanDraft, budget_tokens: int) -> None:
-        while budget_tokens > 0 and self._waiting and self._free_slots:
-            sequence = self._waiting[0]
+    def _plan_admissions(
+        self, draft: PlanDraft, budget_tokens: int, before: Sequence | None = None
+    ) -> int:
+        """Admit all that fit, or only those that come before one that runs; returns the budget
+        left.
+        """
+        while budget_tokens > 0 and self._waiting and self._num_free_places > 0:
+            sequence = self._waiting.first
+            if before is not None and sequence.order > before.order:
+                break
             hit = self._find_admissible(sequence)
             if hit is None:
                 break
-            self._waiting.popleft()
-            self._enter(sequence)
+            self._waiting.remove(sequence)
+            self._enter(sequence, num_cached_tokens=hit.num_tokens)
             self._blocks.admit(sequence, hit)
             if sequence.cached_tokens is None:
                 sequence.cached_tokens = hit.num_tokens
@@ -190,6 +265,7 @@ class Scheduler:
             draft.admit(sequence)
             budget_tokens = self._plan_chunk(draft, sequence, budget_tokens)
             assert sequence.slot is not None, "admitted without room for a token"
+        return budget_tokens
 
     def _find_admissible(self, sequence: Sequence) -> PrefixHit | None:
         """What ``sequence`` starts with, or ``None`` if it does not fit now."""
@@ -198,13 +274,19 @@ class Scheduler:
             # It fits by itself, if need be in small chunks and computed from the start.
             fits = self._blocks.can_admit(sequence, hit, chunk_tokens=1, num_reserved_blocks=0)
             return hit if fits else self._blocks.no_hit
-        fits = self._blocks.can_admit(
+        return hit if self._fits(sequence, hit, self._num_reserved_blocks) else None
+
+    def _fits(self, sequence: Sequence, hit: PrefixHit, num_reserved_blocks: int) -> bool:
+        return self._blocks.can_admit(
             sequence,
             hit,
-            chunk_tokens=self._budget_tokens,
-            num_reserved_blocks=self._num_reserved_blocks,
+            chunk_tokens=self.limits.max_tokens,
+            num_reserved_blocks=num_reserved_blocks,
         )
-        return hit if fits else None
+
+    @property
+    def _num_free_places(self) -> int:
+        return self.limits.max_seqs - len(self._running)
 
     @property
     def _num_reserved_blocks(self) -> int:
@@ -221,88 +303,111 @@ class Scheduler:
         updates: tuple[TableUpdate, ...] = ()
         if end > sequence.num_writable_tokens:
             passed = self._blocks.drop_passed(sequence)
-            end = self._blocks.reachable_end(sequence, end)
-            if end == start:  # decodes took the blocks behind its window
-                self._preempt(sequence)
+            end = self._reachable_end(draft, sequence, end)
+            if sequence.slot is None:
                 return 0
             updates = (*passed, *self._blocks.extend(sequence, end, draft.block_copies))
         is_last = end == num_tokens
         sampling_slots = self._sampling_slots(draft, sequence) if is_last else ()
         draft.add_chunk(sequence, end, updates, sampling_slots)
-        if not is_last or (sequence.sampling.max_tokens == 0 and self._is_next_sibling(sequence)):
+        if not is_last:
+            return 0
+        if sequence.sampling.max_tokens == 0 and self._waiting.siblings_of(sequence):
             return 0
         return budget_tokens - (end - start)
+
+    def _reachable_end(self, draft: PlanDraft, sequence: Sequence, end: int) -> int:
+        """How far, at most to ``end``, there are blocks. Where there are none, because others took
+        those behind its window, the last that this plan does not hold yet gives way: at last
+        ``sequence`` itself.
+        """
+        planned: set[int | None] | None = None
+        while True:
+            reachable = self._blocks.reachable_end(sequence, end)
+            if reachable > sequence.num_computed_tokens:
+                return reachable
+            if planned is None:
+                planned = {entry.slot for entry in draft.scheduled}
+                planned.update(admission.slot for admission in draft.admissions)
+            victim = next(
+                s for s in reversed(self.running) if s is sequence or s.slot not in planned
+            )
+            self._preempt(victim)
+            if victim is sequence:
+                return reachable
 
     def _sampling_slots(self, draft: PlanDraft, sequence: Sequence) -> tuple[int, ...]:
         """Who draws from the last token of a prompt: its siblings that find a place do, too."""
         if sequence.sampling.max_tokens == 0:
             return ()
+        # Places that are left by those that go first.
+        num_places = self._num_free_places - self._waiting.num_before(sequence)
         siblings: list[Sequence] = []
-        while (
-            self._free_slots
-            and self._is_next_sibling(sequence)
-            and self._blocks.num_free_blocks >= self._num_reserved_blocks
-        ):
-            sibling = self._waiting.popleft()
-            self._enter(sibling)
-            sibling.cached_tokens = sequence.cached_tokens
-            siblings.append(sibling)
+        if num_places > 0:
+            for sibling in self._waiting.siblings_of(sequence)[:num_places]:
+                if self._blocks.num_free_blocks < self._num_reserved_blocks:
+                    break
+                self._waiting.remove(sibling)
+                sibling.cached_tokens = sequence.cached_tokens
+                self._enter(sibling, num_cached_tokens=0)
+                siblings.append(sibling)
         if siblings:
             self._blocks.fork(sequence, siblings)
         for sibling in siblings:
             draft.admit(sibling)
         return sum((sibling.own_slots for sibling in siblings), start=sequence.own_slots)
 
-    def _is_next_sibling(self, sequence: Sequence) -> bool:
-        return bool(self._waiting) and self._waiting[0].is_sibling(sequence)
-
-    def _commit_prompt(self, sequence: Sequence, entry: ScheduledSequence) -> list[Sequence]:
-        """After a chunk that gave no token or several; returns who ended without one."""
-        for slot in entry.sampling_slots[1:]:
-            sibling = self._sequence_of_slot[slot]
-            sibling.num_computed_tokens = sequence.num_computed_tokens
-            sibling.num_published_blocks = sequence.num_published_blocks
+    def _commit_chunk(self, sequence: Sequence, entry: ScheduledSequence) -> list[Sequence]:
+        """After a part of a prompt; returns who ended with it, without a token."""
+        self._notes.add(sequence, "chunk", len(entry.token_ids))
+        for slot in entry.sampling_slots:
+            sampling = self._running.of_slot[slot]
+            if sampling is not sequence:
+                sampling.num_computed_tokens = sequence.num_computed_tokens
+                sampling.num_published_blocks = sequence.num_published_blocks
+            if sampling.num_new_tokens == 1:
+                self._notes.add(sampling, "first_token")
         if entry.sampling_slots or sequence.num_uncomputed_tokens > 0:
             return []
-        ended = [sequence]
-        while self._is_next_sibling(sequence):
-            ended.append(self._waiting.popleft())
-        for sibling in ended:
+        siblings = self._waiting.siblings_of(sequence)
+        for sibling in siblings:
+            self._waiting.remove(sibling)
+        for sibling in [sequence, *siblings]:
             sibling.finish_reason = FinishReason.LENGTH
             sibling.cached_tokens = sequence.cached_tokens
-        return ended
+        return [sequence, *siblings]
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
         self._num_steps += 1
-        released_slots = tuple(self._released_slots)
-        self._released_slots.clear()
         return draft.seal(
             self._num_steps,
-            released_slots=released_slots,
+            released_slots=self._running.take_released_slots(),
             freed_block_ids=self._blocks.take_freed_block_ids(),
         )
 
     def _preempt(self, sequence: Sequence) -> None:
         self.totals.num_preemptions += 1
+        self._notes.add(sequence, "preempted", sequence.num_held_blocks)
         self._leave(sequence)
         sequence.num_expected_hit_tokens = self._blocks.find_prefix(sequence).num_tokens
-        self._waiting.appendleft(sequence)
+        self._waiting.add([sequence])
 
-    def _enter(self, sequence: Sequence) -> None:
-        slot = self._free_slots.pop()
-        sequence.slot = slot
-        sequence.own_slots = (slot,)
-        self._sequence_of_slot[slot] = sequence
-        self._running.append(sequence)
+    def _enter(self, sequence: Sequence, *, num_cached_tokens: int) -> None:
+        self._running.enter(sequence)
+        if sequence.admitted_s is None:
+            sequence.admitted_s = self._notes.now_s
+        self._notes.add(sequence, "admitted", num_cached_tokens)
+
+    def _end(self, sequence: Sequence) -> None:
+        """Its last delta is due."""
+        self._notes.add(sequence, "last_token", sequence.num_generated_tokens)
+        if sequence.slot is not None:
+            num_blocks = sequence.num_held_blocks
+            self._leave(sequence)
+            self._notes.add(sequence, "blocks_freed", num_blocks)
 
     def _leave(self, sequence: Sequence) -> None:
-        assert sequence.slot is not None
-        self._running.remove(sequence)
-        del self._sequence_of_slot[sequence.slot]
-        self._free_slots.append(sequence.slot)
-        self._released_slots.append(sequence.slot)
-        sequence.slot = None
-        sequence.is_last_on_device = False
+        self._running.leave(sequence)
         if sequence.needs_prompt_logprobs:
             sequence.prompt_logprobs.clear()  # those of the whole prompt come again
         self._blocks.release(sequence)

@@ -32,20 +32,29 @@ class Sequence:
     """Mutable state of one sample between ``add`` and its last delta."""
 
     request: EngineRequest
-    """Its tokens and keys are shared by all samples."""
+    """Its keys are shared by all samples."""
     deadline_s: float
     """On the engine's clock."""
     max_len: int
     """Prompt and answer together; reaching it ends the sample with ``LENGTH``."""
     index: int = 0
     """Of the sample."""
+    taken_s: float = 0.0
+    """When the engine took the request, on its clock."""
+    order: tuple[float, int, int] = (0.0, 0, 0)
+    """Who goes first: the time it counts as having arrived, then the order of adding, then the
+    sample. The scheduler sets it once.
+    """
+    admitted_s: float | None = None
+    """First admission, on the engine's clock."""
     sampling: SamplingParams = field(init=False)
     """What the runner is told: the seed is this sample's own, and prompt log probabilities are
     asked for until they are here.
     """
+    prompt_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
-    generated_ids: list[int] = field(default_factory=list)
-    """A preemption keeps them all."""
+    generated_ids: list[int] = field(init=False)
+    """Those that a lost engine had generated stand first. A preemption keeps them all."""
     generated_keys: list[BlockKey] = field(default_factory=list)
     """Keys of the full blocks after those of the request; grows as generated tokens fill blocks."""
     block_tables: list[list[int]] = field(default_factory=list)
@@ -67,7 +76,7 @@ class Sequence:
     """Prefix hit when it began to wait; its admission may find more or less."""
     is_last_on_device: bool = False
     """The last token was sampled in the current slot, so that the runner holds it."""
-    num_delivered_tokens: int = 0
+    num_delivered_tokens: int = field(init=False)
     undelivered_logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the chunks so far; taken away by the delta that delivers them."""
@@ -77,8 +86,16 @@ class Sequence:
     error: str | None = None
 
     def __post_init__(self) -> None:
-        self.num_prompt_tokens = len(self.request.token_ids)
-        self.sampling = self.request.sampling
+        request = self.request
+        self.prompt_ids, self.generated_ids = request.token_ids, []
+        if request.num_generated_tokens > 0:
+            self.prompt_ids = request.token_ids[: -request.num_generated_tokens]
+            self.generated_ids = request.token_ids[-request.num_generated_tokens :]
+        self.num_prompt_tokens = len(self.prompt_ids)
+        self.num_delivered_tokens = request.num_generated_tokens
+        self.sampling = request.sampling
+        if self.is_resumed:  # the first delta of the lost engine brought them
+            self.sampling = msgspec.structs.replace(self.sampling, num_prompt_logprobs=None)
         if self.index > 0:
             self.sampling = msgspec.structs.replace(
                 self.sampling,
@@ -87,13 +104,36 @@ class Sequence:
             )
 
     @property
+    def due_s(self) -> float:
+        """When it counts as having arrived, on the engine's clock: by its class later than it did.
+
+        Never changes, so that nobody is overtaken for ever.
+        """
+        request = self.request
+        return self.taken_s - request.age_s + request.service_class.delay_s
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether another engine generated its first tokens."""
+        return self.request.num_generated_tokens > 0
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens generated here."""
+        return len(self.generated_ids) - self.request.num_generated_tokens
+
+    @property
+    def num_held_blocks(self) -> int:
+        return sum(map(len, self.block_tables)) - sum(self.num_passed_blocks)
+
+    @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + len(self.generated_ids)
 
     @property
     def token_ids(self) -> list[int]:
         """A copy of prompt and generated tokens."""
-        return self.request.token_ids + self.generated_ids
+        return self.prompt_ids + self.generated_ids
 
     @property
     def num_generated_tokens(self) -> int:
@@ -134,9 +174,9 @@ class Sequence:
         """Tokens at positions ``[start, end)``."""
         num_prompt_tokens = self.num_prompt_tokens
         if end <= num_prompt_tokens:
-            return tuple(self.request.token_ids[start:end])
+            return tuple(self.prompt_ids[start:end])
         generated = self.generated_ids[max(0, start - num_prompt_tokens) : end - num_prompt_tokens]
-        return (*self.request.token_ids[start:], *generated)
+        return (*self.prompt_ids[start:], *generated)
 
     def block_key(self, index: int, block_size: int) -> BlockKey:
         """Key of the full block ``index``; made when it is first asked for."""
@@ -177,7 +217,7 @@ class Sequence:
 
         Changes nothing: ``mark_delivered`` is due when it is on its way.
         """
-        is_first = self.num_delivered_tokens == 0
+        is_first = self.num_delivered_tokens == self.request.num_generated_tokens
         logprobs = None
         if self.sampling.num_logprobs is not None:
             logprobs = self.undelivered_logprobs
@@ -206,7 +246,7 @@ class Sequence:
     @property
     def _has_prompt_logprobs(self) -> bool:
         is_asked = self.index == 0 and self.request.sampling.num_prompt_logprobs is not None
-        return is_asked and not self.needs_prompt_logprobs
+        return is_asked and not self.is_resumed and not self.needs_prompt_logprobs
 
     def _usage(self) -> Usage:
         num_generated = self.num_generated_tokens
@@ -215,7 +255,8 @@ class Sequence:
             num_kept = max(0, min(self.num_kept_tokens, num_generated))
         return Usage(
             prompt_tokens=self.num_prompt_tokens,
-            cached_tokens=self.cached_tokens or 0,
+            # Of a resumed one, generated tokens may have been found, too.
+            cached_tokens=min(self.cached_tokens or 0, self.num_prompt_tokens),
             completion_tokens=num_kept,
             overrun_tokens=num_generated - num_kept,
         )

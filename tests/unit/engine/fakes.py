@@ -16,7 +16,7 @@ from engine.messages import (
     Usage,
 )
 from engine.paced_runner import PacedRunner
-from engine.step import ModelRunner, StepPlan, StepResult
+from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 50
@@ -108,6 +108,9 @@ class RecordingRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         return self.inner.execute(plan)
+
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        self.inner.take_sampled(sampled)
 
     def close(self) -> None:
         self.inner.close()

@@ -7,7 +7,7 @@ later requests get the answers they get alone.
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -73,7 +73,10 @@ class Tracer:
         "block_manager.py",
         "block_pool.py",
         "prefix_cache.py",
+        "running_set.py",
         "sequence.py",
+        "step_limits.py",
+        "waiting_queue.py",
     )
     entries = frozenset({"plan", "commit", "finish", "make_delta"})
     """What ``step`` and ``abort`` call; reporting the load between steps is left out."""
@@ -280,6 +283,9 @@ class FailingRunner:
             return self.fail(self.inner, plan)
         return self.inner.execute(plan)
 
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        self.inner.take_sampled(sampled)
+
     def close(self) -> None:
         self.inner.close()
 
@@ -352,6 +358,9 @@ class NanRunner:
             for token in result.sampled
         )
         return StepResult(plan.step_id, sampled, result.prompt_logprobs)
+
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        self.inner.take_sampled(sampled)
 
     def close(self) -> None:
         self.inner.close()

@@ -69,7 +69,7 @@ def test_a_chunked_prompt_parts_at_its_end_and_nobody_overtakes() -> None:
     assert [[e.num_tokens for e in plan.scheduled] for plan in plans] == [[8], [8], [2, 3]]
     assert [len(plan.scheduled[0].sampling_slots) for plan in plans] == [0, 0, 3]
     assert [s.generated_ids for s in [*samples, other]] == [[TOKEN]] * 4
-    assert harness.scheduler._running == [*samples, other]
+    assert harness.scheduler.running == [*samples, other]
 
 
 def test_more_samples_than_slots_run_in_waves_that_find_the_prefix() -> None:
@@ -95,7 +95,7 @@ def test_usage_of_a_fork_is_that_of_its_leader_and_the_prompt_counts_once() -> N
     harness.add("first", prompt(1, 9), max_tokens=1)
     harness.step()
     samples = harness.add_samples("r", prompt(1, 18), num_samples=3)
-    assert harness.scheduler.num_pending_prefill_tokens == 18 - 8
+    assert harness.scheduler.num_waiting_tokens == 18 - 8
     harness.step()
 
     assert [sample.cached_tokens for sample in samples] == [8, 8, 8]
