@@ -1,8 +1,9 @@
 """Where the weights of a model come from: safetensors files, or nowhere for their shapes alone.
 
-Files are mapped into memory: processes on one node share the pages. Reading a tensor copies
-nothing; whoever converts or repacks one makes its own copy and says so. Must not know what a tensor
-is for.
+A tensor that is used as it is stored stays mapped: it costs nothing to read, and processes on one
+node share the pages. Others are read into memory of their own, the wanted part alone: a mapped
+tensor's pages count for a process that touches them, and those of a slice by columns are all of
+its pages. Must not know what a tensor is for.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointError
+from engine.models.shard import TensorPart
+from engine.tensor_file import TensorFile
 
 _STORED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -23,8 +26,23 @@ class Weights(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor called ``name``; `CheckpointError` if absent or of another shape."""
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: TensorPart | None = None,
+        *,
+        mapped_as: torch.dtype | None = None,
+    ) -> Tensor:
+        """``part`` of the tensor called ``name``, which as a whole has ``shape``; None: all of it.
+
+        Mapped if it is stored as ``mapped_as`` and in one piece, else a copy in the type that it is
+        stored in. Raises `CheckpointError` if it is absent or of another shape.
+        """
+        ...
+
+    def skip(self, name: str) -> None:
+        """Count the tensor as taken: another rank holds it."""
         ...
 
     def check_all_taken(
@@ -35,25 +53,50 @@ class Weights(Protocol):
 
 
 class WeightFiles:
-    """The tensors of a checkpoint by name. Remembers which were taken, to find left-overs."""
+    """Those of safetensors files. Remembers which were taken, to find left-overs."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._file_of: dict[str, Any] = {}
+        self._readable_of: dict[str, TensorFile] = {}
         self._taken: set[str] = set()
         for path in paths:
             try:
                 file = safe_open(path, framework="pt")
-            except (OSError, SafetensorError) as error:
+                readable = TensorFile(path)
+            except (OSError, SafetensorError, ValueError) as error:
                 raise CheckpointError(
                     f"cannot read {path} ({error}). Delete it and pull the model again."
                 ) from error
-            self._file_of.update(dict.fromkeys(list(file.keys()), file))
+            names = list(file.keys())
+            self._file_of.update(dict.fromkeys(names, file))
+            self._readable_of.update(dict.fromkeys(names, readable))
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor called ``name``, mapped; `CheckpointError` if absent or of another shape."""
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: TensorPart | None = None,
+        *,
+        mapped_as: torch.dtype | None = None,
+    ) -> Tensor:
+        tensor = self._mapped(name, shape)
+        self._taken.add(name)
+        if part is not None:
+            tensor = tensor.narrow(part.dim, part.span.start, len(part.span))
+        if tensor.dtype is mapped_as and tensor.is_contiguous():
+            return tensor
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self._readable_of[name].read_into(copy, name, shape, part)
+        return copy
+
+    def skip(self, name: str) -> None:
+        self._taken.add(name)
+
+    def _mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The whole tensor, of which no page is touched."""
         file = self._file_of.get(name)
         if file is None:
             raise CheckpointError(
@@ -71,7 +114,6 @@ class WeightFiles:
                 f"tensor {name!r} is stored as {str(tensor.dtype).removeprefix('torch.')}, which "
                 "is not supported: use a checkpoint in bfloat16, float16 or float32."
             )
-        self._taken.add(name)
         return tensor
 
     def check_all_taken(
@@ -110,10 +152,21 @@ class MetaWeights:
     def __contains__(self, name: str) -> bool:
         return True
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = torch.empty(shape, dtype=self._dtype, device="meta")
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: TensorPart | None = None,
+        *,
+        mapped_as: torch.dtype | None = None,
+    ) -> Tensor:
+        held = shape if part is None else part.shape_of(shape)
+        tensor = torch.empty(held, dtype=self._dtype, device="meta")
         self.num_elements += tensor.numel()
         return tensor
+
+    def skip(self, name: str) -> None:
+        """There is no list of what was taken."""
 
     def check_all_taken(
         self, *, ignored_suffixes: Sequence[str] = (), ignored_prefixes: Sequence[str] = ()

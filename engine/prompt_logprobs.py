@@ -26,4 +26,11 @@ def score_tokens(
         scores += token_logprobs(
             model.logits(rows), token_ids[begin : begin + _MAX_ROWS], num_top, rescore
         )
+        model.finish_rows()
     return tuple(scores)
+
+
+def follow_scoring(model: DecoderModel, hidden: Tensor) -> None:
+    """What ranks other than 0 do while rank 0 scores the same rows."""
+    for rows in hidden.split(_MAX_ROWS) if len(hidden) else ():
+        model.follow_rows(rows)

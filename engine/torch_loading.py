@@ -1,4 +1,5 @@
-"""Puts a `TorchRunner` together: device, weights, KV pool, attention back end."""
+"""Puts a `TorchRunner` together, of the whole model or of one rank's part: device, weights, KV
+pool, attention back end."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +7,8 @@ from pathlib import Path
 import torch
 
 from engine.attention import create_attention
-from engine.config import EngineConfig
+from engine.collectives import Collectives
+from engine.config import EngineConfig, RankSpec
 from engine.errors import EngineConfigError
 from engine.heap import keep_freed_memory
 from engine.kv_pool import KvPool
@@ -14,6 +16,8 @@ from engine.layers.linear import WeightLayout, can_pack, limit_shape_caches
 from engine.loader import WeightFiles
 from engine.models.loading import load_model
 from engine.models.model_config import ModelConfig
+from engine.models.shard import shard_model
+from engine.row_outputs import FollowedOutputs, RowOutputs, SampledOutputs
 from engine.torch_runner import TorchRunner
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -26,14 +30,22 @@ def load_torch_runner(
     *,
     num_blocks: int,
     max_request_tokens: int,
+    collectives: Collectives | None = None,
 ) -> TorchRunner:
-    """Load the weights and allocate the pool; sets torch's threads for the whole process."""
-    device = _open_device(config)
+    """Load the weights and allocate the pool; sets torch's threads for the whole process.
+
+    With ``collectives`` this process holds the part of their rank. The pool then has as many blocks
+    as without, with the KV heads of this rank in each.
+    """
+    rank = RankSpec() if collectives is None else collectives.rank
+    device = _open_device(config, rank)
     torch.set_num_threads(config.num_threads)
     limit_shape_caches()
     dtype = _DTYPES[config.dtype]
-    geometry = model_config.kv_geometry(
-        block_size_tokens=config.block_size_tokens, bytes_per_element=dtype.itemsize
+    geometry = (
+        shard_model(model_config, rank)
+        .local_config(model_config)
+        .kv_geometry(block_size_tokens=config.block_size_tokens, bytes_per_element=dtype.itemsize)
     )
     attention = create_attention(
         config.attention, device, geometry, scale=model_config.attention_scale
@@ -45,14 +57,21 @@ def load_torch_runner(
             dtype=dtype,
             device=device,
             layout=_resolve_layout(config, dtype),
+            collectives=collectives,
         )
         keep_freed_memory()  # only now: what loading frees shall go back
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
+        outputs: RowOutputs
+        if rank.rank == 0:
+            outputs = SampledOutputs(model, config.max_num_seqs, device)
+        else:
+            outputs = FollowedOutputs(model, config.max_num_seqs)
         return TorchRunner(
             model=model,
             geometry=geometry,
             kv_pool=kv_pool,
             attention=attention,
+            outputs=outputs,
             device=device,
             max_num_seqs=config.max_num_seqs,
             max_request_tokens=max_request_tokens,
@@ -60,13 +79,23 @@ def load_torch_runner(
         )
 
 
-def _open_device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda" and not torch.cuda.is_available():
+def _open_device(config: EngineConfig, rank: RankSpec) -> torch.device:
+    """On CUDA each rank has a device of those that its process sees."""
+    if config.device != "cuda":
+        return torch.device(config.device)
+    if not torch.cuda.is_available():
         raise EngineConfigError(
             "device is 'cuda', but torch finds no CUDA device: set device to 'cpu', or install "
             "a build of torch with CUDA on a machine with a GPU."
         )
-    return torch.device(config.device)
+    num_devices = torch.cuda.device_count()
+    if rank.size > num_devices:
+        raise EngineConfigError(
+            f"tensor_parallel_size is {rank.size}, but torch finds {num_devices} CUDA devices: "
+            "every rank needs one of its own."
+        )
+    torch.cuda.set_device(rank.rank)
+    return torch.device("cuda", rank.rank)
 
 
 def _resolve_layout(config: EngineConfig, dtype: torch.dtype) -> WeightLayout:

@@ -1,6 +1,7 @@
-"""Executes plans with torch: per-slot state, the KV pool, the model and the sampler.
+"""Executes plans with torch: per-slot state, the KV pool, the model, and what comes of its output.
 
-Must not know requests: a sequence is a slot, its block tables and a few numbers here.
+Must not know requests: a sequence is a slot, its block tables and a few numbers here. One of
+several ranks runs like the only one; the model and ``RowOutputs`` know the difference.
 """
 
 from collections.abc import Sequence
@@ -10,19 +11,14 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, IntArray, RaggedBatch
+from engine.errors import StepOutOfMemory
 from engine.kv_geometry import KvGeometry
 from engine.kv_pool import KvPool
+from engine.memory_errors import is_out_of_memory
 from engine.models.decoder import DecoderModel
-from engine.prompt_logprobs import score_tokens
-from engine.sampling.sampler import Sampler
+from engine.row_outputs import RowOutputs
 from engine.slot_tables import SlotTables
-from engine.step import (
-    PromptLogprobs,
-    SampledToken,
-    ScheduledSequence,
-    StepPlan,
-    StepResult,
-)
+from engine.step import SampledToken, ScheduledSequence, StepPlan, StepResult
 
 
 class TorchRunner:
@@ -35,6 +31,7 @@ class TorchRunner:
         geometry: KvGeometry,
         kv_pool: KvPool,
         attention: AttentionBackend,
+        outputs: RowOutputs,
         device: torch.device,
         max_num_seqs: int,
         max_request_tokens: int,
@@ -43,6 +40,7 @@ class TorchRunner:
         self._model = model
         self._kv_pool = kv_pool
         self._attention = attention
+        self._outputs = outputs
         self._device = device
         self._is_poisoning = is_poisoning
         group_of = {
@@ -50,40 +48,52 @@ class TorchRunner:
         }
         self._group_of_layer = [group_of[layer] for layer in range(geometry.num_layers)]
         self._tables = SlotTables(geometry, num_slots=max_num_seqs, max_len=max_request_tokens)
-        self._sampler = Sampler(max_num_seqs, model.config.vocab_size, device)
-        self._num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self._last_sampled: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         if is_poisoning:
             kv_pool.poison()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        with torch.inference_mode():
-            self._apply_deltas(plan)
-            if not plan.scheduled:
-                return StepResult(plan.step_id, ())
-            batches = self._create_batches(plan.scheduled)
-            hidden = self._forward(plan.scheduled, batches)
-            return StepResult(
-                plan.step_id,
-                self._sample(plan.scheduled, batches[0], hidden),
-                self._score_prompts(plan.scheduled, batches[0], hidden),
-            )
+        try:
+            with torch.inference_mode():
+                return self._run(plan)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # Out here no traceback holds the tensors of the step any more.
+        raise StepOutOfMemory(f"a step of {plan.num_tokens} tokens ran out of memory: {reason}")
+
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        for token in sampled:
+            # A token that could not be drawn ends its sequence, but may be input until that is
+            # known.
+            self._last_sampled[token.slot] = max(0, token.token_id)
 
     def close(self) -> None:
-        del self._model, self._kv_pool
+        del self._model, self._kv_pool, self._outputs
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._apply_deltas(plan)
+        if not plan.scheduled:
+            return StepResult(plan.step_id, ())
+        batches = self._create_batches(plan.scheduled)
+        hidden = self._forward(plan.scheduled, batches)
+        sampled = self._outputs.sample(plan.scheduled, batches[0], hidden)
+        self.take_sampled(sampled)
+        prompt_logprobs = self._outputs.score_prompts(plan.scheduled, batches[0], hidden)
+        return StepResult(plan.step_id, sampled, prompt_logprobs)
 
     def _apply_deltas(self, plan: StepPlan) -> None:
         for slot in plan.released_slots:
             self._tables.clear(slot)
-            self._sampler.release(slot)
+            self._outputs.release(slot)
         if self._is_poisoning and plan.freed_block_ids:
             self._kv_pool.poison(plan.freed_block_ids)
         if plan.block_copies:
             self._kv_pool.copy(plan.block_copies)
         for admission in plan.admissions:
             self._tables.admit(admission.slot, admission.block_tables)
-            self._num_prompt_tokens[admission.slot] = admission.num_prompt_tokens
-            self._sampler.admit(admission)
+            self._outputs.admit(admission)
         for sequence in plan.scheduled:
             for update in sequence.table_updates:
                 self._tables.update(sequence.slot, update)
@@ -114,47 +124,6 @@ class TorchRunner:
             if sequence.is_last_pending:
                 token_ids.append(int(self._last_sampled[sequence.slot]))
         return np.array(token_ids, dtype=np.int64)
-
-    def _sample(
-        self, scheduled: Sequence[ScheduledSequence], batch: RaggedBatch, hidden: Tensor
-    ) -> tuple[SampledToken, ...]:
-        """A token for each sampling slot; those that part at one position share its logits."""
-        num_samples = np.array([len(sequence.sampling_slots) for sequence in scheduled])
-        is_sampling = num_samples > 0
-        if not is_sampling.any():
-            return ()
-        last_rows = (batch.token_starts + batch.num_tokens - 1)[is_sampling]
-        if len(last_rows) < len(hidden):
-            hidden = hidden[self._to_device(last_rows)]
-        sampled = self._sampler.sample(
-            self._model.logits(hidden),
-            rows=np.repeat(np.arange(len(last_rows)), num_samples[is_sampling]),
-            slots=np.array([slot for sequence in scheduled for slot in sequence.sampling_slots]),
-            positions=np.repeat(batch.context_lens, num_samples),
-            rescore=lambda token_ids: self._model.exact_logits(hidden, token_ids),
-        )
-        for token in sampled:
-            # A token that could not be drawn ends its sequence, but may be input until that is
-            # known.
-            self._last_sampled[token.slot] = max(0, token.token_id)
-        return tuple(sampled)
-
-    def _score_prompts(
-        self, scheduled: Sequence[ScheduledSequence], batch: RaggedBatch, hidden: Tensor
-    ) -> tuple[PromptLogprobs, ...]:
-        """Of the prompt tokens that each chunk predicts, which may be none."""
-        scores: list[PromptLogprobs] = []
-        for sequence, first_row in zip(scheduled, batch.token_starts.tolist(), strict=True):
-            num_top = self._sampler.num_prompt_logprobs(sequence.slot)
-            if num_top is None or sequence.start >= self._num_prompt_tokens[sequence.slot]:
-                continue
-            targets = list(sequence.token_ids[1:])
-            if sequence.following_token_id is not None:
-                targets.append(sequence.following_token_id)
-            rows = hidden[first_row : first_row + len(targets)]
-            logprobs = score_tokens(self._model, rows, np.array(targets, dtype=np.int64), num_top)
-            scores.append(PromptLogprobs(sequence.slot, logprobs))
-        return tuple(scores)
 
     def _to_device(self, values: IntArray) -> Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -41,7 +41,9 @@ class TensorSpec:
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_MAX_SIZE)]
 
 
-class _HeaderEntry(msgspec.Struct, frozen=True):
+class HeaderEntry(msgspec.Struct, frozen=True):
+    """Where a tensor lies: ``data_offsets`` count from where the data begins."""
+
     dtype: str
     shape: Annotated[list[_Size], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
     data_offsets: tuple[_Size, _Size]
@@ -87,7 +89,7 @@ def check_safetensors(path: Path) -> None:
     or overlap.
     """
     try:
-        data_start, entries = _read_header(path)
+        data_start, entries = read_header(path)
         data_bytes = path.stat().st_size - data_start
         position = 0
         for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
@@ -101,7 +103,7 @@ def check_safetensors(path: Path) -> None:
         ) from error
 
 
-def _check_place(name: str, entry: _HeaderEntry, position: int) -> None:
+def _check_place(name: str, entry: HeaderEntry, position: int) -> None:
     if entry.dtype not in _DTYPE_BITS:
         raise ValueError(f"tensor {name[:80]!r} is of unknown type {entry.dtype[:40]!r}")
     begin, end = entry.data_offsets
@@ -110,7 +112,7 @@ def _check_place(name: str, entry: _HeaderEntry, position: int) -> None:
         raise ValueError(f"tensor {name[:80]!r} does not fit its place in the file")
 
 
-def _read_header(path: Path) -> tuple[int, dict[str, _HeaderEntry]]:
+def read_header(path: Path) -> tuple[int, dict[str, HeaderEntry]]:
     """Where the data begins, and the tensors by name."""
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -125,7 +127,7 @@ def _read_header(path: Path) -> tuple[int, dict[str, _HeaderEntry]]:
     if not isinstance(fields, dict):
         raise ValueError("its header is no object")
     fields.pop("__metadata__", None)
-    return 8 + length, msgspec.convert(fields, dict[str, _HeaderEntry])
+    return 8 + length, msgspec.convert(fields, dict[str, HeaderEntry])
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Tokens of all sequences lie in one flat dimension, without padding; only attention knows where a
 sequence begins, and it comes as an argument. What differs between families is in `ModelConfig`;
-`engine.models.loading` makes the layers.
+`engine.models.loading` makes the layers, whole or one tensor-parallel rank's part of them: here
+that shows nowhere but in the numbers of heads.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from engine.attention.base import StepAttention
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import RotaryEmbedding, rotate_
+from engine.layers.vocabulary import Vocabulary
 from engine.models.model_config import ModelConfig
 
 
@@ -45,28 +47,24 @@ class DecoderLayer:
 
 
 class DecoderModel:
-    """One model with its weights."""
+    """One model with its weights, or a rank's part of it. ``config`` has the part's sizes."""
 
     def __init__(
         self,
         config: ModelConfig,
         *,
-        embedding: Tensor,
+        vocabulary: Vocabulary,
         rotaries: Sequence[RotaryEmbedding],
         layers: Sequence[DecoderLayer],
         final_norm: RmsNorm,
-        head: Tensor,
-        lm_head: Linear,
     ) -> None:
         self.config = config
-        self._embedding = embedding
+        self._vocabulary = vocabulary
         self._rotaries = tuple(rotaries)
         self._layers = tuple(layers)
         self._final_norm = final_norm
-        self._head = head
-        self._lm_head = lm_head
         # Gemma was trained with the scale rounded to the weights' dtype.
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=vocabulary.dtype).item()
 
     def forward(
         self,
@@ -83,7 +81,7 @@ class DecoderModel:
         bfloat16 the sum of each layer would round away what the next ones need.
         """
         rotations = [rotary.at(positions) for rotary in self._rotaries]
-        x = F.embedding(token_ids, self._embedding).float()  # [num_tokens, hidden_size]
+        x = self._vocabulary.embed(token_ids)  # [num_tokens, hidden_size]
         if self._embedding_scale != 1.0:
             x *= self._embedding_scale
         for layer, kv, attend in zip(self._layers, kv_layers, attention, strict=True):
@@ -99,14 +97,23 @@ class DecoderModel:
 
         bfloat16 has a step of 1/8 at a logit of 25: the likeliest tokens often tie.
         """
-        return self._cap(self._lm_head(self._final_norm(hidden)))
+        return self._cap(self._vocabulary.logits(self._final_norm(hidden)))
 
     def exact_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Logits in float32 of a few tokens per row: ``token_ids`` is [num_rows, num_tokens]."""
+        """Logits in float32 of a few tokens per row: ``token_ids`` is [num_rows, num_tokens].
+
+        After ``logits`` of the same rows, as often as needed.
+        """
         normed = self._final_norm.exact(hidden)
-        # On a CPU a quarter faster than indexing.
-        vectors = F.embedding(token_ids, self._head).float()  # [num_rows, num_tokens, hidden_size]
-        return self._cap(torch.bmm(vectors, normed.unsqueeze(-1)).squeeze(-1))
+        return self._cap(self._vocabulary.exact_logits(normed, token_ids))
+
+    def finish_rows(self) -> None:
+        """No call of ``exact_logits`` follows for the rows of the last ``logits``."""
+        self._vocabulary.finish_rows()
+
+    def follow_rows(self, hidden: Tensor) -> None:
+        """What ranks other than 0 do while rank 0 goes from ``logits`` to ``finish_rows``."""
+        self._vocabulary.follow_rows(self._final_norm(hidden), self._final_norm.exact(hidden))
 
     def _attend(
         self,

@@ -1,17 +1,23 @@
-"""Makes a decoder from its configuration and the tensors of a checkpoint."""
+"""Makes a decoder, or a tensor-parallel rank's part of it, from its configuration and a
+checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.collectives import Collectives
+from engine.config import RankSpec
 from engine.layers.linear import Linear, WeightLayout, create_linear
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import RotaryEmbedding
+from engine.layers.row_parallel import RowParallelLinear
+from engine.layers.vocabulary import PartialVocabulary, Vocabulary, WholeVocabulary
 from engine.loader import Weights
 from engine.models.decoder import DecoderLayer, DecoderModel, QueryKeyNorms
 from engine.models.model_config import ModelConfig, Shape
+from engine.models.shard import ModelShard, TensorPart, shard_model
 
 _REDUNDANT_TENSORS = ("rotary_emb.inv_freq", "lm_head.weight")
 """Some exporters write what can be computed, or the head although it is tied."""
@@ -24,14 +30,18 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     layout: WeightLayout,
+    collectives: Collectives | None = None,
 ) -> DecoderModel:
-    """A tensor stored as ``dtype`` and needed as it is stays mapped, others are converted.
+    """The whole model, or the part of the rank that ``collectives`` belong to.
 
-    Raises `CheckpointError` unless the tensors are exactly those of ``config``.
+    A tensor stored as ``dtype`` and needed as it is stays mapped, others are copied. Raises
+    `CheckpointError` unless the tensors are exactly those of ``config``, and `EngineConfigError` if
+    it can't be cut in so many parts.
     """
-    source = _TensorSource(config, weights, dtype, device, layout)
+    shard = shard_model(config, RankSpec() if collectives is None else collectives.rank)
+    source = _TensorSource(config, shard, weights, dtype, device, layout, collectives)
     prefix = source.find_prefix()
-    embedding = source.take(f"{prefix}embed_tokens.weight", config.embedding_shape)
+    vocabulary = source.vocabulary(prefix)
     ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
     shapes = config.layer_shapes()
     layers = [
@@ -39,33 +49,31 @@ def load_model(
         for index, layer in enumerate(config.layers)
     ]
     final_norm = source.norm(f"{prefix}norm.weight", (config.hidden_size,))
-    head = embedding
-    if not config.has_tied_embeddings:
-        head = source.take("lm_head.weight", config.embedding_shape)
     weights.check_all_taken(
         ignored_suffixes=_REDUNDANT_TENSORS, ignored_prefixes=config.ignored_prefixes
     )
     return DecoderModel(
-        config,
-        embedding=embedding,
+        shard.local_config(config),
+        vocabulary=vocabulary,
         rotaries=[
             RotaryEmbedding(rope, head_dim=config.head_dim, dtype=dtype, device=device)
             for rope in ropes
         ],
         layers=layers,
         final_norm=final_norm,
-        head=head,
-        lm_head=create_linear([head], layout=layout),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorSource:
     config: ModelConfig
+    """Of the whole model."""
+    shard: ModelShard
     weights: Weights
     dtype: torch.dtype
     device: torch.device
     layout: WeightLayout
+    collectives: Collectives | None
 
     def find_prefix(self) -> str:
         """The spelling that this checkpoint uses; the canonical one if it uses none."""
@@ -73,8 +81,37 @@ class _TensorSource:
         known = (prefix for prefix in prefixes if f"{prefix}embed_tokens.weight" in self.weights)
         return next(known, prefixes[0])
 
-    def take(self, name: str, shape: Shape) -> Tensor:
-        return self.weights.take(name, shape).to(device=self.device, dtype=self.dtype)
+    def vocabulary(self, prefix: str) -> Vocabulary:
+        names = [f"{prefix}embed_tokens.weight", "lm_head.weight"]
+        if self.config.has_tied_embeddings:
+            del names[1]
+        shape, part = self.config.embedding_shape, self._part(self.shard.vocab_part)
+        tables = [self.take(name, shape, part, is_kept=True) for name in names]
+        embedding, head = tables[0], tables[-1]
+        # Single tokens' rows are read from the tables, so a packed head is a second copy, and
+        # packing one from its mapped pages would add these.
+        to_pack = head if self.layout == "mapped" else self.take(names[-1], shape, part)
+        lm_head = create_linear([to_pack], layout=self.layout)
+        if self.collectives is None:
+            return WholeVocabulary(embedding=embedding, head=head, lm_head=lm_head)
+        size = self.shard.rank.size
+        shards = [shard_model(self.config, RankSpec(rank, size)) for rank in range(size)]
+        return PartialVocabulary(
+            embedding=embedding,
+            head=head,
+            lm_head=lm_head,
+            part=self.shard.vocab,
+            widths=[len(shard.vocab) for shard in shards],
+            collectives=self.collectives,
+        )
+
+    def take(
+        self, name: str, shape: Shape, part: TensorPart | None = None, *, is_kept: bool = False
+    ) -> Tensor:
+        """In the model's dtype on its device; ``is_kept`` as it is, it may stay mapped."""
+        mapped_as = self.dtype if is_kept and self.device.type == "cpu" else None
+        tensor = self.weights.take(name, shape, part, mapped_as=mapped_as)
+        return tensor.to(device=self.device, dtype=self.dtype)
 
     def norm(self, name: str, shape: Shape) -> RmsNorm:
         return RmsNorm(
@@ -89,16 +126,13 @@ class _TensorSource:
             return self.norm(f"{prefix}{name}.weight", shapes[f"{name}.weight"])
 
         def fused(*names: str) -> Linear:
-            """One layer of several tensors with the same input."""
-            weights, biases = (
-                [
-                    self.take(f"{prefix}{name}.{kind}", shapes[f"{name}.{kind}"])
-                    for name in names
-                    if f"{name}.{kind}" in shapes
-                ]
-                for kind in ("weight", "bias")
+            return self._fused(prefix, shapes, names)
+
+        def summed(name: str) -> Linear:
+            linear = self._fused(prefix, shapes, [name])
+            return (
+                linear if self.collectives is None else RowParallelLinear(linear, self.collectives)
             )
-            return create_linear(weights, biases or None, layout=self.layout)
 
         # Gemma calls the norm behind attention what others call the one before the MLP.
         has_output_norms = self.config.has_output_norms
@@ -111,10 +145,29 @@ class _TensorSource:
             input_norm=norm("input_layernorm"),
             qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             qk_norms=qk_norms,
-            attention_output=fused("self_attn.o_proj"),
+            attention_output=summed("self_attn.o_proj"),
             attention_output_norm=norm("post_attention_layernorm") if has_output_norms else None,
             mlp_norm=norm(mlp_norm),
             gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
-            down=fused("mlp.down_proj"),
+            down=summed("mlp.down_proj"),
             mlp_output_norm=norm("post_feedforward_layernorm") if has_output_norms else None,
         )
+
+    def _fused(self, prefix: str, shapes: Mapping[str, Shape], names: Sequence[str]) -> Linear:
+        """One layer of several tensors with the same input, this rank's part of each."""
+        weights: list[Tensor] = []
+        biases: list[Tensor] = []
+        for tensors, kind in ((weights, "weight"), (biases, "bias")):
+            for name in (f"{module}.{kind}" for module in names):
+                if name not in shapes:
+                    continue
+                if not self.shard.holds(name):
+                    self.weights.skip(f"{prefix}{name}")
+                    continue
+                part = self._part(self.shard.layer_part(name, self.config.head_dim))
+                is_kept = self.layout == "mapped"
+                tensors.append(self.take(f"{prefix}{name}", shapes[name], part, is_kept=is_kept))
+        return create_linear(weights, biases or None, layout=self.layout)
+
+    def _part(self, part: TensorPart | None) -> TensorPart | None:
+        return None if self.shard.is_whole else part

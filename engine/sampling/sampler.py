@@ -48,7 +48,6 @@ class Sampler:
         self._min_p = np.zeros(num_slots, dtype=np.float64)
         self._seed = np.zeros(num_slots, dtype=np.uint64)
         self._num_logprobs: list[int | None] = [None] * num_slots
-        self._num_prompt_logprobs: list[int | None] = [None] * num_slots
         self._adjustments: dict[int, SlotAdjustments] = {}
 
     def admit(self, admission: Admission) -> None:
@@ -62,7 +61,6 @@ class Sampler:
         self._min_p[slot] = min(sampling.min_p, 1.0)
         self._seed[slot] = sampling.seed
         self._num_logprobs[slot] = sampling.num_logprobs
-        self._num_prompt_logprobs[slot] = sampling.num_prompt_logprobs
         self.release(slot)
         if SlotAdjustments.are_needed(sampling):
             self._adjustments[slot] = SlotAdjustments(admission, self._vocab_size)
@@ -70,10 +68,6 @@ class Sampler:
     def release(self, slot: int) -> None:
         """Forget the sequence's tokens; slots that hold none are skipped."""
         self._adjustments.pop(slot, None)
-
-    def num_prompt_logprobs(self, slot: int) -> int | None:
-        """What the slot's sampling asks for."""
-        return self._num_prompt_logprobs[slot]
 
     def sample(
         self,

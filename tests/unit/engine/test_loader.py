@@ -3,10 +3,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.layers.linear import MappedLinear, PackedLinear, can_pack, create_linear
 from engine.loader import WeightFiles
+from engine.models.shard import TensorPart
+from engine.tensor_file import TensorFile
 
 
 @pytest.fixture
@@ -16,18 +19,51 @@ def weights_path(tmp_path: Path) -> Path:
     return path
 
 
-def test_tensors_are_views_of_the_mapped_file(weights_path: Path) -> None:
-    tensor = WeightFiles([weights_path]).take("a", (2, 3))
-    assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]
+def is_mapped(tensor: Tensor, path: Path) -> bool:
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("needs /proc")
     ranges = [
         [int(end, 16) for end in line.split()[0].split("-")]
         for line in maps.read_text().splitlines()
-        if line.endswith(str(weights_path))
+        if line.endswith(str(path))
     ]
-    assert any(begin <= tensor.data_ptr() < end for begin, end in ranges)
+    return any(begin <= tensor.data_ptr() < end for begin, end in ranges)
+
+
+WHOLE = torch.arange(6.0).view(2, 3)
+PARTS = [None, TensorPart(0, range(1, 2)), TensorPart(1, range(1, 3)), TensorPart(1, range(3))]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+@pytest.mark.parametrize("mapped_as", [None, torch.float32, torch.bfloat16], ids=str)
+def test_what_is_used_as_it_is_stored_stays_mapped_and_the_rest_is_read(
+    weights_path: Path, part: TensorPart | None, mapped_as: torch.dtype | None
+) -> None:
+    tensor = WeightFiles([weights_path]).take("a", (2, 3), part, mapped_as=mapped_as)
+    expected = WHOLE if part is None else WHOLE.narrow(part.dim, part.span.start, len(part.span))
+    assert torch.equal(tensor, expected)
+    assert tensor.is_contiguous()
+    is_in_one_piece = part is None or part.dim == 0 or len(part.span) == 3
+    is_as_stored = mapped_as is torch.float32
+    assert is_mapped(tensor, weights_path) == (is_in_one_piece and is_as_stored)
+
+
+def test_parts_of_vectors_and_of_two_byte_types_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    vector, matrix = torch.arange(9.0), torch.arange(35.0).view(5, 7).bfloat16()
+    save_file({"v": vector, "m": matrix}, path)
+    files = WeightFiles([path])
+    assert torch.equal(files.take("v", (9,), TensorPart(0, range(4, 9))), vector[4:])
+    assert torch.equal(files.take("m", (5, 7), TensorPart(1, range(2, 5))), matrix[:, 2:5])
+    assert torch.equal(files.take("m", (5, 7), TensorPart(0, range(2, 5))), matrix[2:5])
+
+
+def test_a_file_that_became_shorter_is_named(weights_path: Path) -> None:
+    file = TensorFile(weights_path)
+    weights_path.write_bytes(weights_path.read_bytes()[:-20])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors ended while it was read"):
+        file.read_into(torch.empty(4), "b", (4,), None)
 
 
 def test_tensors_may_be_spread_over_files(tmp_path: Path, weights_path: Path) -> None:

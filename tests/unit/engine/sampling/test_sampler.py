@@ -212,8 +212,7 @@ def test_a_slot_forgets_the_sequence_before() -> None:
     sampler = make_sampler(
         SamplingParams(1, temperature=5.0, logit_bias=((0, 99.0),), num_logprobs=1), vocab_size=2
     )
-    sampler.admit(Admission(0, SamplingParams(1, temperature=0.0, num_prompt_logprobs=3), (), 0))
-    assert sampler.num_prompt_logprobs(0) == 3
+    sampler.admit(Admission(0, SamplingParams(1, temperature=0.0), (), 0))
     found = sample(sampler, torch.tensor([[0.0, 0.1]]))[0]
     assert found.token_id == 1
     assert found.logprobs is None
