@@ -17,7 +17,8 @@ not know clocks, tensors or transport.
 
 from dataclasses import dataclass
 
-from engine.block_manager import BlockManager, PrefixHit
+from engine.admission_control import AdmissionControl
+from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.messages import FinishReason
 from engine.notes import Notes
@@ -55,6 +56,7 @@ class Scheduler:
         self._num_added = 0
         self._num_steps = 0
         self.limits = StepLimits(config)
+        self._admission = AdmissionControl(blocks, self._running, self.limits)
         self.totals = SchedulerTotals()
 
     @property
@@ -106,7 +108,7 @@ class Scheduler:
         """The next step, or ``None`` when no sequence is here."""
         if not self._running and not self._waiting:
             return None
-        if self._waiting and self._running:
+        if self._waiting:
             self._make_way()
         draft = PlanDraft()
         unfinished = self._plan_decodes(draft)
@@ -177,27 +179,10 @@ class Scheduler:
         self._blocks.check_integrity(self._running)
 
     def _make_way(self) -> None:
-        """For the first that waits, if that helps: lower classes that come after it leave."""
+        """For the first that waits: lower classes that come after it leave, if that helps."""
         urgent = self._waiting.first
-        if self._running.last.order < urgent.order:
-            return
-        service_class = urgent.request.service_class
-        victims = [
-            sequence
-            for sequence in self._running
-            if sequence.order > urgent.order and sequence.request.service_class > service_class
-        ]
-        victims.sort(key=lambda sequence: (sequence.request.service_class, sequence.order))
-        num_stay = len(self._running) - len(victims)
-        num_freed = sum(sequence.num_held_blocks for sequence in victims)
-        if victims and num_stay > 0:
-            # At best: some of their blocks may be shared with those that stay.
-            num_reserved = (num_stay + 1) * self._blocks.num_groups - num_freed
-            if not self._fits(urgent, self._blocks.find_prefix(urgent), num_reserved):
-                return
-        while victims and not (
-            self._num_free_places > 0 and self._find_admissible(urgent) is not None
-        ):
+        victims = self._admission.find_victims(urgent)
+        while victims and self._admission.find_start(urgent) is None:
             self._preempt(victims.pop())
 
     def _plan_decodes(self, draft: PlanDraft) -> list[Sequence]:
@@ -248,11 +233,11 @@ class Scheduler:
         """Admit all that fit, or only those that come before one that runs; returns the budget
         left.
         """
-        while budget_tokens > 0 and self._waiting and self._num_free_places > 0:
+        while budget_tokens > 0 and self._waiting:
             sequence = self._waiting.first
             if before is not None and sequence.order > before.order:
                 break
-            hit = self._find_admissible(sequence)
+            hit = self._admission.find_start(sequence)
             if hit is None:
                 break
             self._waiting.remove(sequence)
@@ -266,33 +251,6 @@ class Scheduler:
             budget_tokens = self._plan_chunk(draft, sequence, budget_tokens)
             assert sequence.slot is not None, "admitted without room for a token"
         return budget_tokens
-
-    def _find_admissible(self, sequence: Sequence) -> PrefixHit | None:
-        """What ``sequence`` starts with, or ``None`` if it does not fit now."""
-        hit = self._blocks.find_prefix(sequence)
-        if not self._running:
-            # It fits by itself, if need be in small chunks and computed from the start.
-            fits = self._blocks.can_admit(sequence, hit, chunk_tokens=1, num_reserved_blocks=0)
-            return hit if fits else self._blocks.no_hit
-        return hit if self._fits(sequence, hit, self._num_reserved_blocks) else None
-
-    def _fits(self, sequence: Sequence, hit: PrefixHit, num_reserved_blocks: int) -> bool:
-        return self._blocks.can_admit(
-            sequence,
-            hit,
-            chunk_tokens=self.limits.max_tokens,
-            num_reserved_blocks=num_reserved_blocks,
-        )
-
-    @property
-    def _num_free_places(self) -> int:
-        return self.limits.max_seqs - len(self._running)
-
-    @property
-    def _num_reserved_blocks(self) -> int:
-        # One per group for all that run and one more sequence, so that nobody is preempted within
-        # a block's length.
-        return (len(self._running) + 1) * self._blocks.num_groups
 
     def _plan_chunk(self, draft: PlanDraft, sequence: Sequence, budget_tokens: int) -> int:
         """Plan the next tokens of a prompt; returns the budget left: 0 while more of it is to come,
@@ -341,15 +299,15 @@ class Scheduler:
         if sequence.sampling.max_tokens == 0:
             return ()
         # Places that are left by those that go first.
-        num_places = self._num_free_places - self._waiting.num_before(sequence)
+        num_places = self._admission.num_free_places - self._waiting.num_before(sequence)
         siblings: list[Sequence] = []
         if num_places > 0:
             for sibling in self._waiting.siblings_of(sequence)[:num_places]:
-                if self._blocks.num_free_blocks < self._num_reserved_blocks:
+                if self._blocks.num_free_blocks < self._admission.num_reserved_blocks:
                     break
                 self._waiting.remove(sibling)
                 sibling.cached_tokens = sequence.cached_tokens
-                self._enter(sibling, num_cached_tokens=0)
+                self._enter(sibling, num_cached_tokens=sequence.cached_tokens or 0)
                 siblings.append(sibling)
         if siblings:
             self._blocks.fork(sequence, siblings)

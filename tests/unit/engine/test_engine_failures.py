@@ -67,6 +67,7 @@ class Tracer:
     has_raised: bool = False
 
     files = (
+        "admission_control.py",
         "scheduler.py",
         "plan_draft.py",
         "result_match.py",
