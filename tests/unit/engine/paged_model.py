@@ -37,6 +37,16 @@ class Chunk(NamedTuple):
 
 def load_tiny(reference: Any, folder: Path, layout: WeightLayout = "mapped") -> DecoderModel:
     """Our model with the weights of transformers' ``reference``."""
+    return load_model(
+        read_model_config(reference.config.to_dict()),
+        WeightFiles([save_tiny(reference, folder)]),
+        dtype=torch.float32,
+        device=CPU,
+        layout=layout,
+    )
+
+
+def save_tiny(reference: Any, folder: Path) -> Path:
     path = folder / "model.safetensors"
     is_tied = reference.config.tie_word_embeddings
     tensors = {
@@ -45,13 +55,7 @@ def load_tiny(reference: Any, folder: Path, layout: WeightLayout = "mapped") -> 
         if not (is_tied and name == "lm_head.weight")
     }
     save_file(tensors, path)
-    return load_model(
-        read_model_config(reference.config.to_dict()),
-        WeightFiles([path]),
-        dtype=torch.float32,
-        device=CPU,
-        layout=layout,
-    )
+    return path
 
 
 class PagedModel:
@@ -92,7 +96,13 @@ class PagedModel:
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk]) -> list[Tensor]:
-        """Logits of every chunk; what no later token of it can see is forgotten first."""
+        """Logits of every chunk."""
+        logits = self.model.logits(self.forward(chunks))
+        return list(logits.split([count for _, _, count in chunks]))
+
+    @torch.inference_mode()
+    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Last hidden states; what no later token of a chunk can see is forgotten first."""
         for chunk in chunks:
             self._forget_passed(chunk)
         tables = SlotTables(self.geometry, num_slots=len(self._blocks), max_len=256)
@@ -107,13 +117,12 @@ class PagedModel:
             for layer in group.layers
         }
         spans = [self._token_ids[seq, start : start + count] for seq, start, count in chunks]
-        hidden = self.model.forward(
+        return self.model.forward(
             torch.cat(spans),
             torch.from_numpy(batches[0].positions()),
             self._pool.layers,
             [of_layer[layer] for layer in range(self.geometry.num_layers)],
         )
-        return list(self.model.logits(hidden).split([count for _, _, count in chunks]))
 
     def _forget_passed(self, chunk: Chunk) -> None:
         for group, blocks in zip(self.geometry.groups, self._blocks[chunk.sequence], strict=True):
