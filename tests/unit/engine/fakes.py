@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from cache_tiers.keys import KeySalt, block_keys, root_key
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
@@ -11,6 +13,7 @@ from engine.messages import (
     EngineRequest,
     FinishReason,
     SamplingParams,
+    ServiceClass,
     TokenDelta,
     TokenLogprobs,
     Usage,
@@ -35,6 +38,8 @@ def make_request(
     num_samples: int = 1,
     num_logprobs: int | None = None,
     num_prompt_logprobs: int | None = None,
+    service_class: ServiceClass = ServiceClass.STANDARD,
+    age_s: float = 0.0,
 ) -> EngineRequest:
     sampling = SamplingParams(
         max_tokens,
@@ -51,6 +56,19 @@ def make_request(
         sampling,
         timeout_s,
         num_samples,
+        service_class,
+        age_s,
+    )
+
+
+def cut_request(request: EngineRequest, generated_ids: Sequence[int]) -> EngineRequest:
+    """What goes to another engine when the first was lost after ``generated_ids``."""
+    token_ids = [*request.token_ids, *generated_ids]
+    return msgspec.structs.replace(
+        request,
+        token_ids=token_ids,
+        block_keys=list(block_keys(ROOT_KEY, token_ids, BLOCK_SIZE)),
+        num_generated_tokens=len(generated_ids),
     )
 
 
@@ -62,9 +80,14 @@ def make_geometry(windows: Sequence[int | None] = (None,)) -> KvGeometry:
     )
 
 
-def make_runner(num_blocks: int, windows: Sequence[int | None] = (None,)) -> PacedRunner:
+def make_runner(
+    num_blocks: int,
+    windows: Sequence[int | None] = (None,),
+    *,
+    max_step_tokens: int | None = None,
+) -> PacedRunner:
     return PacedRunner(
-        PacedConfig(),
+        PacedConfig(max_step_tokens=max_step_tokens),
         num_blocks=num_blocks,
         block_size_tokens=BLOCK_SIZE,
         vocab_size=VOCAB_SIZE,

@@ -1,16 +1,20 @@
 """Random schedules of add, step and abort: blocks stay whole, answers are those got alone.
 
-With several samples, sliding windows and log probabilities, with and without the prefix cache. The
-runner raises where a block is read that was freed, or written that others hold.
+With several samples, classes, sliding windows and log probabilities, with and without the prefix
+cache, with memory for the steps or too little. The runner raises where a block is read that was
+freed, or written that others hold. What routers are told is what the cache holds, and an audit that
+goes on all the while finds nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from engine.block_audit import BlockAudit
 from engine.config import EngineConfig
-from engine.messages import EngineRequest, FinishReason
+from engine.engine import Engine, StepOutput
+from engine.messages import KEY_STRIDE, CacheEvents, EngineRequest, FinishReason, ServiceClass
 from tests.unit.engine.fakes import (
     Answer,
     answers_alone,
@@ -18,7 +22,7 @@ from tests.unit.engine.fakes import (
     make_config,
     make_engine,
     make_request,
-    run_to_end,
+    make_runner,
     sample_name,
 )
 
@@ -36,6 +40,8 @@ class Add:
     num_samples: int
     num_logprobs: int | None
     num_prompt_logprobs: int | None
+    service_class: ServiceClass
+    age_s: float
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ ADDS = st.builds(
     num_samples=st.just(1) | st.integers(1, 5),
     num_logprobs=st.none() | st.integers(0, 2),
     num_prompt_logprobs=st.none() | st.none() | st.integers(0, 2),
+    service_class=st.sampled_from(ServiceClass),
+    age_s=st.just(0.0) | st.floats(0, 100),
 )
 WINDOWS = st.sampled_from(
     [(None,), (None, None), (None, 5, 5), (None, 2, 8), (9,), (4, 11), (None, 100)]
@@ -100,20 +108,82 @@ def to_request(index: int, add: Add) -> EngineRequest:
         num_samples=add.num_samples,
         num_logprobs=add.num_logprobs,
         num_prompt_logprobs=add.num_prompt_logprobs,
+        service_class=add.service_class,
+        age_s=add.age_s,
     )
 
 
+@dataclass
+class Watched:
+    """An engine whose events are followed and whose blocks are audited all the while."""
+
+    engine: Engine
+    known_keys: set[bytes] = field(default_factory=set)
+    num_events: int = 0
+    audit: BlockAudit = field(init=False)
+
+    def __post_init__(self) -> None:
+        running = self.engine._scheduler.running
+        self.audit = BlockAudit(self.engine._blocks, running, period_s=0.0, slice_blocks=3)
+
+    def step(self, answers: dict[str, Answer]) -> StepOutput:
+        output = self.engine.step()
+        collect(answers, output.deltas)
+        self.engine.check_integrity()
+        self.follow(output.events)
+        assert self.engine._blocks.announced_keys == self.known_keys == held_keys(self.engine)
+        assert output.record is None or output.record.num_running == output.load.num_running
+        for _ in range(3):
+            assert self.audit.advance(0.0) is None
+        return output
+
+    def follow(self, events: CacheEvents | None) -> None:
+        if events is None:
+            return
+        self.num_events += 1
+        assert events.sequence == self.num_events
+        assert events.stored or events.evicted
+        stored, evicted = set(events.stored), set(events.evicted)
+        assert len(stored) + len(evicted) == len(events.stored) + len(events.evicted)
+        assert stored.isdisjoint(self.known_keys)
+        assert evicted <= self.known_keys
+        self.known_keys = (self.known_keys - evicted) | stored
+
+    def run_to_end(self, answers: dict[str, Answer]) -> None:
+        num_steps = 0
+        while self.engine.has_work:
+            self.step(answers)
+            num_steps += 1
+            assert num_steps < 5000, "the engine makes no progress"
+
+
+def held_keys(engine: Engine) -> set[bytes]:
+    """Every eighth key that all groups which count hold."""
+    cache = engine._blocks._cache
+    contents = cache._content.values()
+    return {c.key for c in contents if c.chain_len % KEY_STRIDE == 0 and cache._is_held(c.key)}
+
+
 @settings(max_examples=120, deadline=None)
-@given(config=CONFIGS, num_blocks=st.integers(2, 30), windows=WINDOWS, operations=OPERATIONS)
+@given(
+    config=CONFIGS,
+    num_blocks=st.integers(2, 30),
+    windows=WINDOWS,
+    operations=OPERATIONS,
+    max_step_tokens=st.none() | st.integers(8, 40),
+)
 def test_any_schedule_keeps_blocks_whole_and_answers_as_if_alone(
     config: EngineConfig,
     num_blocks: int,
     windows: tuple[int | None, ...],
     operations: list[Add | Step | Abort],
+    max_step_tokens: int | None,
 ) -> None:
+    runner = make_runner(num_blocks, windows, max_step_tokens=max_step_tokens)
     engine = make_engine(
-        config, num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, windows=windows
+        config, num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, windows=windows, runner=runner
     )
+    watched = Watched(engine)
     requests: list[EngineRequest] = []
     answers: dict[str, Answer] = {}
     for operation in operations:
@@ -123,19 +193,22 @@ def test_any_schedule_keeps_blocks_whole_and_answers_as_if_alone(
                 engine.add(requests[-1])
             case Step():
                 for _ in range(operation.num_steps):
-                    collect(answers, engine.step().deltas)
-                    engine.check_integrity()
+                    watched.step(answers)
             case Abort():
                 engine.abort(f"r{operation.number}", operation.num_kept, operation.index)
         engine.check_integrity()
-    run_to_end(engine, answers)
+    watched.run_to_end(answers)
 
     assert engine.num_failed_steps == 0
-    load = engine.step().load
+    end = engine.step()
+    load = end.load
+    assert end.stats.num_leaked_blocks == end.stats.num_kv_tokens == 0
     assert load.num_free_blocks == num_blocks
     capacity = engine.max_request_tokens
     check_answers(requests, answers, capacity)
     event(f"preemptions: {min(load.num_preemptions, 3)}")
+    event(f"out of memory: {min(end.stats.num_out_of_memory_steps, 3)}")
+    event(f"events: {min(watched.num_events, 3)}")
     event(f"prefix hits: {load.num_cached_prompt_tokens > 0}")
 
 
