@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.collectives import Collectives
 from engine.config import RankSpec
+from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 
 T = TypeVar("T")
 _TIMEOUT_S = 20.0
@@ -67,3 +68,34 @@ def run_ranks(size: int, run: Callable[[Collectives], T]) -> list[T]:
             if error is not None and not isinstance(error, threading.BrokenBarrierError):
                 raise error
         return [future.result() for future in futures]
+
+
+class RankThreads:
+    """The ``ModelRunner`` of a whole group: every rank gets each plan and what rank 0 sampled."""
+
+    def __init__(self, size: int, create: Callable[[Collectives], ModelRunner]) -> None:
+        self._runners = run_ranks(size, create)
+        self._pool = ThreadPoolExecutor(size)
+        self._sampled: tuple[SampledToken, ...] = ()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        leader, *followers = self._runners
+        followed = [self._pool.submit(self._follow, runner, plan) for runner in followers]
+        result = leader.execute(plan)
+        assert [future.result() for future in followed] == [StepResult(plan.step_id, ())] * len(
+            followers
+        )
+        self._sampled = result.sampled
+        return result
+
+    def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+        raise AssertionError("rank 0 samples")
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        for runner in self._runners:
+            runner.close()
+
+    def _follow(self, runner: ModelRunner, plan: StepPlan) -> StepResult:
+        runner.take_sampled(self._sampled)
+        return runner.execute(plan)
