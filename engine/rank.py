@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -26,6 +26,8 @@ from engine.config import EngineSpec, RankSpec
 from engine.engine import Engine
 from engine.errors import EngineError, StepOutOfMemory
 from engine.follower_loop import FollowerLoop
+from engine.memory_report import MemoryReport
+from engine.observations import MemoryBytes
 from engine.rank_messages import Failed, Loaded, RankEvent, Ready
 from engine.runner import LoadedRunner, create_runner
 from engine.step import ModelRunner
@@ -33,6 +35,9 @@ from engine.step_loop import StepLoop
 from engine.warm_up import warm_up
 from wire.errors import ConnectionClosed
 from wire.pipe import SyncPipe
+
+if TYPE_CHECKING:
+    from engine.collectives import Collectives  # imports torch
 
 logger = logging.getLogger("engine.rank")
 
@@ -98,7 +103,7 @@ def _load(front: SyncPipe, place: _Place) -> _Loop:
         raise EngineError("the front did not say what to load")
     spec = EngineSpec.model_validate_json(frames[0])
     rank = RankSpec(place.rank, spec.config.tensor_parallel_size)
-    loaded = create_runner(spec)
+    loaded = create_runner(spec, rank, _join_ranks(spec, rank, place.rendezvous))
     load_time_s = time.monotonic() - started_s
     if rank.rank > 0:
         _freeze_heap()
@@ -110,6 +115,20 @@ def _load(front: SyncPipe, place: _Place) -> _Loop:
     _freeze_heap()
     _say(front, ready)
     return StepLoop(engine, front)
+
+
+def _join_ranks(spec: EngineSpec, rank: RankSpec, rendezvous: Path | None) -> "Collectives | None":
+    """None where nothing is computed together, and torch need not be imported."""
+    if rendezvous is None or spec.config.runner == "paced":
+        return None
+    from engine.collectives import join_ranks
+
+    return join_ranks(
+        rank,
+        rendezvous=rendezvous,
+        device=spec.config.device,
+        timeout_s=spec.config.start_timeout_s,
+    )
 
 
 def _warm_engine(
@@ -140,6 +159,17 @@ def _warm_engine(
         load=load,
         load_time_s=load_time_s,
         warm_up_time_s=time.monotonic() - started_s,
+        memory=_memory_bytes(loaded.memory) if loaded.memory is not None else None,
+    )
+
+
+def _memory_bytes(memory: MemoryReport) -> MemoryBytes:
+    return MemoryBytes(
+        weights=memory.weight_bytes,
+        workspace=memory.workspace_bytes,
+        kv_pool=memory.kv_pool_bytes,
+        kv_block=memory.geometry.block_bytes,
+        kv_token=memory.geometry.token_bytes,
     )
 
 

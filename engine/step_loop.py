@@ -42,6 +42,8 @@ class StepLoop:
         self._open: dict[str, _OpenRequest] = {}
         self._refused: list[tuple[int, TokenDelta, int]] = []
         self._num_submits_taken = 0
+        self._is_auditing = False
+        """An idle loop then goes on at once, slice by slice."""
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_command = msgspec.msgpack.Decoder(RankCommand).decode
         self._decode_message = msgspec.msgpack.Decoder(Submit | Abort).decode
@@ -56,13 +58,16 @@ class StepLoop:
 
     def turn(self) -> None:
         """Take what came, then step if there is work; wait for some if there is none."""
-        for frame in self._pipe.poll(0.0 if self._engine.has_work else IDLE_POLL_S):
+        is_idle = not (self._engine.has_work or self._is_auditing)
+        for frame in self._pipe.poll(IDLE_POLL_S if is_idle else 0.0):
             self._apply(self._decode_command(frame))
         if self._engine.has_work or self._refused:
             self._pipe.send(self._encode(self._report(self._engine.step())))
             if self._engine.num_failed_steps >= MAX_FAILED_STEPS:
                 raise EngineDeadError(f"{MAX_FAILED_STEPS} steps failed one after the other")
-        else:
+            return
+        self._is_auditing = self._engine.audit_slice()
+        if not self._is_auditing:
             self._pipe.send_heartbeat()
 
     def _apply(self, command: RankCommand) -> None:

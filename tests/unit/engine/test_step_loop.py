@@ -1,4 +1,5 @@
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from engine.messages import (
 from engine.paced_runner import PacedRunner
 from engine.rank_messages import FromGateway, GatewayGone, RankCommand, RankEvent, StepReport
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
-from engine.step_loop import MAX_FAILED_STEPS, StepLoop
+from engine.step_loop import IDLE_POLL_S, MAX_FAILED_STEPS, StepLoop
 from wire.errors import ConnectionClosed
 from wire.pipe import SyncPipe
 
@@ -49,12 +50,22 @@ class Breakable:
         self.inner.close()
 
 
+class AuditedEngine(Engine):
+    """An engine whose audit takes as many slices as a test says."""
+
+    num_audit_slices = 0
+
+    def audit_slice(self) -> bool:
+        self.num_audit_slices = max(0, self.num_audit_slices - 1)
+        return self.num_audit_slices > 0
+
+
 @dataclass
 class Bench:
     """A step loop, and the front's end of its pipe."""
 
     loop: StepLoop
-    engine: Engine
+    engine: AuditedEngine
     runner: Breakable
     front: SyncPipe
 
@@ -99,7 +110,7 @@ def bench() -> Iterator[Bench]:
     )
     runner = Breakable(paced)
     geometry = KvGeometry((KvGroup((0,)),), 1, 1, CONFIG.block_size_tokens, 2)
-    engine = Engine(
+    engine = AuditedEngine(
         CONFIG,
         geometry=geometry,
         num_blocks=NUM_BLOCKS,
@@ -218,6 +229,28 @@ def test_a_loop_whose_every_step_fails_ends_after_its_last_report(bench: Bench) 
     with pytest.raises(EngineDeadError, match="steps failed one after the other"):
         bench.loop.turn()
     assert bench.last_report().frames[0].num_finished == 1
+
+
+def test_what_a_step_was_goes_up_with_its_report(bench: Bench) -> None:
+    bench.say(1, submit("a", max_tokens=2))
+    first, second = bench.turn(), bench.turn()
+    assert first.record is not None
+    assert second.record is not None
+    assert (first.record.num_prefill_tokens, first.record.num_decodes) == (3, 0)
+    assert (second.record.num_prefill_tokens, second.record.num_decodes) == (0, 1)
+    assert [first.stats.num_steps, second.stats.num_steps] == [1, 2]
+    kinds = [(note.request_id, note.event.kind) for note in first.notes + second.notes]
+    assert {("a", "admitted"), ("a", "first_token"), ("a", "last_token")} <= set(kinds)
+
+
+def test_an_idle_loop_finishes_an_audit_before_it_waits(bench: Bench) -> None:
+    bench.send(GatewayGone(1))  # wakes the loop, and leaves it without work
+    bench.engine.num_audit_slices = 3
+    started_s = time.monotonic()
+    for _ in range(3):
+        bench.loop.turn()
+    assert bench.engine.num_audit_slices == 0
+    assert time.monotonic() - started_s < IDLE_POLL_S / 2
 
 
 def test_a_closed_pipe_ends_the_loop(bench: Bench) -> None:
