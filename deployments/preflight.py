@@ -20,7 +20,7 @@ from engine.checkpoints.errors import CheckpointError, MissingCheckpoint
 from engine.checkpoints.pull import create_source
 from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
 from engine.errors import EngineConfigError
-from engine.runner import estimate_memory, size_engine
+from engine.sizing import estimate_memory, size_engine
 
 MIB = 1024 * 1024
 

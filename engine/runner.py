@@ -4,21 +4,22 @@ torch is imported only for the runner that computes with it, so that a paced rep
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from engine.available_memory import available_memory_bytes
 from engine.checkpoints.store import Checkpoint, open_checkpoint
-from engine.config import EngineConfig, EngineSpec
-from engine.errors import EngineConfigError
+from engine.config import EngineSpec, RankSpec
 from engine.kv_geometry import KvGeometry
-from engine.memory_report import MemoryReport, check_memory, log_memory, report_memory
-from engine.models.model_config import ModelConfig
+from engine.memory_report import MemoryReport, check_memory, log_memory
 from engine.models.registry import read_model_config
 from engine.paced_runner import PacedRunner
-from engine.request_limits import max_request_tokens
+from engine.sizing import engine_geometry, estimate_memory, size_engine
 from engine.step import ModelRunner
 
-_BYTES_PER_ELEMENT = {"bfloat16": 2, "float32": 4}
+if TYPE_CHECKING:
+    from engine.collectives import Collectives
+
+_ONLY_RANK = RankSpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,13 @@ class LoadedRunner:
         return self.checkpoint.eos_token_ids
 
 
-def create_runner(spec: EngineSpec) -> LoadedRunner:
+def create_runner(
+    spec: EngineSpec, rank: RankSpec = _ONLY_RANK, collectives: "Collectives | None" = None
+) -> LoadedRunner:
     """Open the checkpoint, size the KV pool, load the weights, log what the memory is for.
+
+    Of several ranks each calls this, with ``rank`` and its ``collectives`` (None for a paced
+    runner): it loads its part, and its results are empty unless it is rank 0.
 
     Raises `CheckpointError` (missing, corrupt, not the pinned weights, unsupported model) or
     `EngineConfigError` (context, memory or device don't fit), each in one line that says what to
@@ -56,7 +62,7 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
     checkpoint = open_checkpoint(spec.checkpoint, weights_sha256=spec.weights_sha256)
     config = spec.config
     model_config = read_model_config(checkpoint.config)
-    geometry = _geometry(config, model_config)
+    geometry = engine_geometry(config, model_config)
     size = size_engine(config, checkpoint)
     memory = None
     runner: ModelRunner
@@ -74,12 +80,14 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
         check_memory(config, memory, available_bytes=available_memory_bytes())
         from engine.torch_loading import load_torch_runner
 
+        assert rank.size == 1 or collectives is not None, "ranks must have been joined"
         runner = load_torch_runner(
             config,
             model_config,
             checkpoint.weights_paths,
             num_blocks=size.num_blocks,
             max_request_tokens=size.max_request_tokens,
+            collectives=collectives if rank.size > 1 else None,
         )
         log_memory(config, memory, max_model_len=size.max_model_len)
     return LoadedRunner(
@@ -91,76 +99,3 @@ def create_runner(spec: EngineSpec) -> LoadedRunner:
         vocab_size=model_config.vocab_size,
         memory=memory,
     )
-
-
-def estimate_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryReport:
-    """What a replica that computes takes, as `create_runner` checks it. Loads nothing."""
-    model_config = read_model_config(checkpoint.config)
-    size = size_engine(config, checkpoint)
-    return report_memory(
-        config,
-        checkpoint.config,
-        model_config,
-        _geometry(config, model_config),
-        num_blocks=size.num_blocks,
-        max_request_tokens=size.max_request_tokens,
-    )
-
-
-class EngineSize(NamedTuple):
-    """How much one engine can hold."""
-
-    max_model_len: int
-    num_blocks: int
-    max_request_tokens: int
-    """Most tokens of one sequence: ``max_model_len``, or less if the KV pool is small."""
-
-
-def size_engine(config: EngineConfig, checkpoint: Checkpoint) -> EngineSize:
-    """What ``config`` asks for, held against the model; a paced replica holds what a real one does.
-
-    Raises as `create_runner` does. Loads nothing.
-    """
-    model_config = read_model_config(checkpoint.config)
-    geometry = _geometry(config, model_config)
-    max_model_len = _resolve_max_model_len(config, model_config)
-    num_blocks = _num_blocks(config, geometry)
-    return EngineSize(
-        max_model_len=max_model_len,
-        num_blocks=num_blocks,
-        max_request_tokens=max_request_tokens(
-            geometry, num_blocks=num_blocks, max_model_len=max_model_len
-        ),
-    )
-
-
-def _geometry(config: EngineConfig, model_config: ModelConfig) -> KvGeometry:
-    return model_config.kv_geometry(
-        block_size_tokens=config.block_size_tokens,
-        bytes_per_element=_BYTES_PER_ELEMENT[config.dtype],
-    )
-
-
-def _resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    own = model_config.max_context_len
-    if config.max_model_len is None:
-        return own
-    if config.max_model_len > own:
-        raise EngineConfigError(
-            f"max_model_len is {config.max_model_len}, but the model was made for {own} tokens: "
-            f"set max_model_len to at most {own}."
-        )
-    return config.max_model_len
-
-
-def _num_blocks(config: EngineConfig, geometry: KvGeometry) -> int:
-    num_blocks = config.kv_cache_bytes // geometry.block_bytes
-    # One block of a prompt and one to grow into, in every KV group.
-    min_blocks = 2 * len(geometry.groups)
-    if num_blocks < min_blocks:
-        raise EngineConfigError(
-            f"kv_cache_bytes is {config.kv_cache_bytes}, which holds {num_blocks} blocks of "
-            f"{geometry.block_bytes} bytes: set kv_cache_bytes to at least "
-            f"{min_blocks * geometry.block_bytes}."
-        )
-    return num_blocks

@@ -14,7 +14,8 @@ from engine.checkpoints.store import open_checkpoint
 from engine.config import EngineConfig, EngineSpec
 from engine.errors import CheckpointError, EngineConfigError
 from engine.paced_runner import PacedRunner
-from engine.runner import create_runner, size_engine
+from engine.runner import create_runner
+from engine.sizing import size_engine
 from engine.torch_runner import TorchRunner
 from tests.unit.engine.tiny_models import (
     VOCAB_SIZE,

@@ -1,0 +1,88 @@
+"""Holds what the configuration asks for against the model: context, KV blocks, memory. Imports no
+torch, and loads nothing."""
+
+from typing import NamedTuple
+
+from engine.checkpoints.store import Checkpoint
+from engine.config import EngineConfig
+from engine.errors import EngineConfigError
+from engine.kv_geometry import KvGeometry
+from engine.memory_report import MemoryReport, report_memory
+from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_config
+from engine.request_limits import max_request_tokens
+
+_BYTES_PER_ELEMENT = {"bfloat16": 2, "float32": 4}
+
+
+def estimate_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryReport:
+    """What a replica that computes takes, as it checks at its start. Loads nothing."""
+    model_config = read_model_config(checkpoint.config)
+    size = size_engine(config, checkpoint)
+    return report_memory(
+        config,
+        checkpoint.config,
+        model_config,
+        engine_geometry(config, model_config),
+        num_blocks=size.num_blocks,
+        max_request_tokens=size.max_request_tokens,
+    )
+
+
+class EngineSize(NamedTuple):
+    """How much one engine can hold."""
+
+    max_model_len: int
+    num_blocks: int
+    max_request_tokens: int
+    """Most tokens of one sequence: ``max_model_len``, or less if the KV pool is small."""
+
+
+def size_engine(config: EngineConfig, checkpoint: Checkpoint) -> EngineSize:
+    """What ``config`` asks for, held against the model; a paced replica holds what a real one does.
+
+    Raises `EngineConfigError`. Loads nothing.
+    """
+    model_config = read_model_config(checkpoint.config)
+    geometry = engine_geometry(config, model_config)
+    max_model_len = _resolve_max_model_len(config, model_config)
+    num_blocks = _num_blocks(config, geometry)
+    return EngineSize(
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        max_request_tokens=max_request_tokens(
+            geometry, num_blocks=num_blocks, max_model_len=max_model_len
+        ),
+    )
+
+
+def engine_geometry(config: EngineConfig, model_config: ModelConfig) -> KvGeometry:
+    return model_config.kv_geometry(
+        block_size_tokens=config.block_size_tokens,
+        bytes_per_element=_BYTES_PER_ELEMENT[config.dtype],
+    )
+
+
+def _resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    own = model_config.max_context_len
+    if config.max_model_len is None:
+        return own
+    if config.max_model_len > own:
+        raise EngineConfigError(
+            f"max_model_len is {config.max_model_len}, but the model was made for {own} tokens: "
+            f"set max_model_len to at most {own}."
+        )
+    return config.max_model_len
+
+
+def _num_blocks(config: EngineConfig, geometry: KvGeometry) -> int:
+    num_blocks = config.kv_cache_bytes // geometry.block_bytes
+    # One block of a prompt and one to grow into, in every KV group.
+    min_blocks = 2 * len(geometry.groups)
+    if num_blocks < min_blocks:
+        raise EngineConfigError(
+            f"kv_cache_bytes is {config.kv_cache_bytes}, which holds {num_blocks} blocks of "
+            f"{geometry.block_bytes} bytes: set kv_cache_bytes to at least "
+            f"{min_blocks * geometry.block_bytes}."
+        )
+    return num_blocks
