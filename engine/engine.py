@@ -292,6 +292,7 @@ class Engine:
         logger.error("a step failed and ends requests %s", ", ".join(self._live), exc_info=error)
         self.num_failed_steps += 1
         self._recorder.num_failed_steps += 1
+        self._notes.now_s = self._clock()
         self._audit.restart()
         self._scheduler.reset()
         for sequence in [s for samples in self._live.values() for s in samples]:

@@ -9,9 +9,7 @@ CONFIG = EngineConfig(max_num_seqs=64, max_num_batched_tokens=512, min_prefill_c
 
 def make_plan(num_decodes: int, *chunks: int) -> StepPlan:
     decodes = [ScheduledSequence(i, 9, (), True, (), (i,)) for i in range(num_decodes)]
-    prompts = [
-        ScheduledSequence(99 + i, 0, (7,) * chunk, False) for i, chunk in enumerate(chunks)
-    ]
+    prompts = [ScheduledSequence(99 + i, 0, (7,) * chunk, False) for i, chunk in enumerate(chunks)]
     return StepPlan(1, (), (), (), (), (*decodes, *prompts))
 
 
