@@ -1,14 +1,16 @@
-"""What the memory of a replica is for, and whether there is enough. Imports no torch."""
+"""What the memory of a replica's ranks is for, and whether there is enough. Imports no torch."""
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import MIB, EngineConfig
+from engine.config import MIB, EngineConfig, RankSpec
 from engine.errors import EngineConfigError
 from engine.kv_geometry import KvGeometry
 from engine.models.model_config import ModelConfig
+from engine.models.shard import ModelShard, shard_model, shard_parameters
 from engine.workspace import workspace_bytes
 
 logger = logging.getLogger(__name__)
@@ -16,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The three parts of a replica's memory."""
+    """The three parts of the memory of rank 0; the other ranks take no more."""
 
     weight_bytes: int
     private_weight_bytes: int
@@ -25,23 +27,30 @@ class MemoryReport:
     """At most, for the activations and logits of one step."""
     num_blocks: int
     geometry: KvGeometry
+    num_ranks: int = 1
 
     @property
     def kv_pool_bytes(self) -> int:
         return self.num_blocks * self.geometry.block_bytes
 
     @property
+    def device_bytes(self) -> int:
+        """On an accelerator, where nothing is shared."""
+        return self.weight_bytes + self.workspace_bytes + self.kv_pool_bytes
+
+    @property
     def computing_bytes(self) -> int:
-        """What this process takes from the machine's free memory beside the KV pool."""
-        return self.private_weight_bytes + self.workspace_bytes
+        """What all ranks take from the machine's free memory beside the KV pool."""
+        return self.num_ranks * (self.private_weight_bytes + self.workspace_bytes)
 
     def num_full_sequences(self, max_model_len: int) -> int:
         """Sequences of the longest context that the pool holds at once."""
         return self.num_blocks // self.geometry.num_blocks_of(max_model_len)
 
     def __str__(self) -> str:
+        on_ranks = "" if self.num_ranks == 1 else f"on each of {self.num_ranks} ranks: "
         return (
-            f"weights {_megabytes(self.weight_bytes)} | "
+            f"{on_ranks}weights {_megabytes(self.weight_bytes)} | "
             f"workspace {_megabytes(self.workspace_bytes)} | "
             f"KV pool {_megabytes(self.kv_pool_bytes)} "
             f"({self.num_blocks:,} blocks of {self.geometry.block_size_tokens} tokens)"
@@ -57,24 +66,47 @@ def report_memory(
     num_blocks: int,
     max_request_tokens: int,
 ) -> MemoryReport:
-    """Of a replica that isn't loaded yet; ``hf_config`` is the checkpoint's config.json."""
+    """Of a replica that isn't loaded yet; ``hf_config`` is the checkpoint's config.json, ``model``
+    the whole model, ``geometry`` that of one rank."""
+    shard = shard_model(model, RankSpec(0, config.tensor_parallel_size))
     element = geometry.bytes_per_element
-    weight_bytes = model.num_parameters() * element
-    is_packed = config.device == "cpu" and config.weight_layout != "mapped"
     is_converted = _stored_dtype(hf_config) != config.dtype
-    private_bytes = weight_bytes if is_packed or is_converted else 0
-    if is_packed and is_converted and model.has_tied_embeddings:
-        # The packed head and the converted embedding are two copies of one tensor.
-        private_bytes += model.vocab_size * model.hidden_size * element
     return MemoryReport(
-        weight_bytes=weight_bytes,
-        private_weight_bytes=private_bytes,
+        weight_bytes=shard_parameters(model, shard) * element,
+        private_weight_bytes=element
+        * _private_parameters(config, model, shard, is_converted=is_converted),
         workspace_bytes=workspace_bytes(
-            config, model, max_request_tokens=max_request_tokens, bytes_per_element=element
+            config,
+            shard.local_config(model),
+            max_request_tokens=max_request_tokens,
+            bytes_per_element=element,
         ),
         num_blocks=num_blocks,
         geometry=geometry,
+        num_ranks=config.tensor_parallel_size,
     )
+
+
+def _private_parameters(
+    config: EngineConfig, model: ModelConfig, shard: ModelShard, *, is_converted: bool
+) -> int:
+    """Those that a rank keeps outside the mapped file."""
+    is_packed = config.device == "cpu" and config.weight_layout != "mapped"
+    if is_packed and is_converted:
+        # The head is there twice: packed, and converted for the rows that are read one by one.
+        head = math.prod(shard.vocab_part.shape_of(model.embedding_shape))
+        return shard_parameters(model, shard) + head
+    if is_packed or is_converted:
+        return shard_parameters(model, shard)
+    if config.device != "cpu":
+        return 0
+    parts = (
+        (shard.layer_part(name, model.head_dim), shape)
+        for name, shape in model.layer_shapes().items()
+    )
+    # Columns don't lie in one piece in the file, so they are copied.
+    columns = (math.prod(part.shape_of(shape)) for part, shape in parts if part and part.dim)
+    return 0 if shard.is_whole else model.num_layers * sum(columns)
 
 
 def check_memory(config: EngineConfig, memory: MemoryReport, *, available_bytes: int) -> None:

@@ -1,22 +1,27 @@
 """Holds what the configuration asks for against the model: context, KV blocks, memory. Imports no
-torch, and loads nothing."""
+torch, and loads nothing.
+
+With several tensor-parallel ranks all have as many blocks, each with its own KV heads in them; what
+is told here of one rank is rank 0's, which holds the most.
+"""
 
 from typing import NamedTuple
 
 from engine.checkpoints.store import Checkpoint
-from engine.config import EngineConfig
+from engine.config import EngineConfig, RankSpec
 from engine.errors import EngineConfigError
 from engine.kv_geometry import KvGeometry
 from engine.memory_report import MemoryReport, report_memory
 from engine.models.model_config import ModelConfig
 from engine.models.registry import read_model_config
+from engine.models.shard import shard_model
 from engine.request_limits import max_request_tokens
 
 _BYTES_PER_ELEMENT = {"bfloat16": 2, "float32": 4}
 
 
 def estimate_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryReport:
-    """What a replica that computes takes, as it checks at its start. Loads nothing."""
+    """What a rank that computes takes, as it checks at its start. Loads nothing."""
     model_config = read_model_config(checkpoint.config)
     size = size_engine(config, checkpoint)
     return report_memory(
@@ -30,7 +35,7 @@ def estimate_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryRepor
 
 
 class EngineSize(NamedTuple):
-    """How much one engine can hold."""
+    """How much one engine, all its ranks together, can hold."""
 
     max_model_len: int
     num_blocks: int
@@ -41,7 +46,7 @@ class EngineSize(NamedTuple):
 def size_engine(config: EngineConfig, checkpoint: Checkpoint) -> EngineSize:
     """What ``config`` asks for, held against the model; a paced replica holds what a real one does.
 
-    Raises `EngineConfigError`. Loads nothing.
+    Raises `EngineConfigError`, also if the model can't be cut in so many ranks.
     """
     model_config = read_model_config(checkpoint.config)
     geometry = engine_geometry(config, model_config)
@@ -57,7 +62,9 @@ def size_engine(config: EngineConfig, checkpoint: Checkpoint) -> EngineSize:
 
 
 def engine_geometry(config: EngineConfig, model_config: ModelConfig) -> KvGeometry:
-    return model_config.kv_geometry(
+    """Of one rank's part of the KV. Raises `EngineConfigError` if there can't be so many."""
+    shard = shard_model(model_config, RankSpec(0, config.tensor_parallel_size))
+    return shard.local_config(model_config).kv_geometry(
         block_size_tokens=config.block_size_tokens,
         bytes_per_element=_BYTES_PER_ELEMENT[config.dtype],
     )
@@ -76,13 +83,15 @@ def _resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> i
 
 
 def _num_blocks(config: EngineConfig, geometry: KvGeometry) -> int:
-    num_blocks = config.kv_cache_bytes // geometry.block_bytes
+    num_ranks = config.tensor_parallel_size
+    num_blocks = config.kv_cache_bytes // num_ranks // geometry.block_bytes
     # One block of a prompt and one to grow into, in every KV group.
     min_blocks = 2 * len(geometry.groups)
     if num_blocks < min_blocks:
+        on_ranks = "" if num_ranks == 1 else f" on each of {num_ranks} ranks"
         raise EngineConfigError(
             f"kv_cache_bytes is {config.kv_cache_bytes}, which holds {num_blocks} blocks of "
-            f"{geometry.block_bytes} bytes: set kv_cache_bytes to at least "
-            f"{min_blocks * geometry.block_bytes}."
+            f"{geometry.block_bytes} bytes{on_ranks}: set kv_cache_bytes to at least "
+            f"{min_blocks * geometry.block_bytes * num_ranks}."
         )
     return num_blocks

@@ -28,7 +28,11 @@ def workspace_bytes(
     config: EngineConfig, model: ModelConfig, *, max_request_tokens: int, bytes_per_element: int
 ) -> int:
     """For a step of ``max_num_batched_tokens`` in which ``max_num_seqs`` sequences sample, one of
-    them as long as any can get."""
+    them as long as any can get.
+
+    ``model`` has the sizes of one rank. The logits count whole, as rank 0 has them; while it joins
+    them from all ranks they are in the weights' dtype alone, which takes less than what follows.
+    """
     num_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
     hidden = num_tokens * model.hidden_size
     # Beside the phases: residual stream, rotations, and the indices of the attention back end.
@@ -39,7 +43,15 @@ def workspace_bytes(
         _logits_bytes(config, model, bytes_per_element),
     )
     private = _ONEDNN_BYTES if config.device == "cpu" and config.weight_layout != "mapped" else 0
-    return steady + phase + private + _table_bytes(config, model, max_request_tokens)
+    tables = _table_bytes(config, model, max_request_tokens)
+    return steady + phase + private + tables + _sum_bytes(config, hidden)
+
+
+def _sum_bytes(config: EngineConfig, num_hidden: int) -> int:
+    """What ranks add up, and what they send small sums with."""
+    if config.tensor_parallel_size == 1:
+        return 0
+    return num_hidden * _FLOAT + config.tensor_parallel_size * MIB
 
 
 def _attention_bytes(

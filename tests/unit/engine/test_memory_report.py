@@ -47,6 +47,8 @@ def test_the_line_names_weights_workspace_and_pool() -> None:
         ({"dtype": "float16"}, {"weight_layout": "mapped"}, NUM_BYTES),
         ({"dtype": None, "torch_dtype": "bfloat16"}, {"weight_layout": "mapped"}, 0),
         ({"dtype": "float32", "tie_word_embeddings": True}, {}, NUM_BYTES),
+        # The head is packed, and stays converted for the rows that are read one by one.
+        ({"dtype": "float32"}, {}, NUM_BYTES + 2 * 128256 * 4096),
         ({}, {"device": "cuda", "weight_layout": "mapped"}, 0),
     ],
     ids=str,
