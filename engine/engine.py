@@ -23,6 +23,7 @@ from engine.request_limits import RequestLimits, max_request_tokens
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step import ModelRunner, StepPlan
+from engine.step_limits import StepLimits
 from engine.step_recorder import StepRecorder, StepTime, count_prefill_tokens
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Engine:
             vocab_size=vocab_size,
         )
         self._notes = Notes()
+        self._step_limits = StepLimits(config)
         self._start_anew()
         self._runner = runner
         self._clock = clock
@@ -174,7 +176,8 @@ class Engine:
         """Drop cached prefixes and counts since start, also of events: what a warm-up left behind.
         Who followed the events starts anew, too.
 
-        Precondition: no request is here. The speeds measured so far stay known.
+        Precondition: no request is here. The speeds measured so far stay known, and the steps that
+        were out of memory.
         """
         assert not self.has_work
         self._start_anew()
@@ -197,7 +200,7 @@ class Engine:
             self._num_blocks, self._geometry, prefix_caching=self._config.prefix_caching
         )
         self._notes.take()
-        self._scheduler = Scheduler(self._config, self._blocks, self._notes)
+        self._scheduler = Scheduler(self._config, self._blocks, self._notes, self._step_limits)
         self._audit = BlockAudit(self._blocks, self._scheduler.running)
         self._recorder = StepRecorder()
 
@@ -262,7 +265,7 @@ class Engine:
         self._notes.now_s = self._clock()
         too_large = self._scheduler.give_up(plan)
         self._audit.restart()
-        limits = self._scheduler.limits
+        limits = self._step_limits
         logger.warning(
             "a step of %d tokens was out of memory (%s); from now on at most %d tokens and %d "
             "sequences",

@@ -46,7 +46,11 @@ class Scheduler:
     """Owner of all sequences and slots of one engine."""
 
     def __init__(
-        self, config: EngineConfig, blocks: BlockManager, notes: Notes | None = None
+        self,
+        config: EngineConfig,
+        blocks: BlockManager,
+        notes: Notes | None = None,
+        limits: StepLimits | None = None,
     ) -> None:
         self._min_prefill_tokens = config.min_prefill_chunk_tokens
         self._blocks = blocks
@@ -55,7 +59,7 @@ class Scheduler:
         self._running = RunningSet(config.max_num_seqs)
         self._num_added = 0
         self._num_steps = 0
-        self.limits = StepLimits(config)
+        self.limits = limits or StepLimits(config)
         self._admission = AdmissionControl(blocks, self._running, self.limits)
         self.totals = SchedulerTotals()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from engine.engine import Engine
-from engine.messages import EngineRequest, FinishReason
+from engine.messages import KEY_STRIDE, EngineRequest, FinishReason
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 from tests.unit.engine.fakes import (
     Answer,
@@ -324,6 +324,24 @@ def test_a_failed_step_caches_nothing_and_older_steps_stay_cached() -> None:
     assert usages["failed again"] is not None
     assert usages["kept again"].cached_tokens == 4
     assert usages["failed again"].cached_tokens == 0
+
+
+@pytest.mark.parametrize("num_good_steps", range(9))
+def test_routers_are_told_what_a_failure_leaves(num_good_steps: int) -> None:
+    runner = FailingRunner(make_runner(28), num_good_steps, fail_after)
+    engine = make_engine(make_config(max_num_batched_tokens=24), num_blocks=28, runner=runner)
+    known: set[bytes] = set()
+    for first in (3, 4, 5):  # two fit the pool
+        engine.add(make_request(f"r{first}", [first, *range(10, 44)], 3))
+        while engine.has_work:
+            events = engine.step().events
+            if events is not None:
+                assert known.isdisjoint(events.stored)
+                assert known.issuperset(events.evicted)
+                known = known.union(events.stored).difference(events.evicted)
+            content = engine._blocks._cache._content.values()
+            assert known == {block.key for block in content if block.chain_len == KEY_STRIDE}
+            assert known == engine._blocks.announced_keys
 
 
 def test_the_client_reads_no_internals_and_the_log_names_the_requests(

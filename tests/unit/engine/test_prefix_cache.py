@@ -222,3 +222,57 @@ def test_the_longest_prefix_is_the_one_found_by_trying_all(
 
     longest = max(num_keys for num_keys in range(11) if is_hit(num_keys))
     assert [len(table) for table in cache.match(keys, num_tokens)] == [longest] * len(windows)
+
+
+EVENT_OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["insert", "insert", "evict"]), st.integers(0, 1), st.integers(0, 4))
+    | st.sampled_from(["commit", "rollback", "take"]).map(lambda name: (name, 0, 0)),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    windows=st.sampled_from([(None,), (None, WINDOW), (None, None), (WINDOW, WINDOW)]),
+    operations=EVENT_OPERATIONS,
+)
+def test_who_follows_the_events_knows_what_is_held(
+    windows: tuple[int | None, ...], operations: list[tuple[str, int, int]]
+) -> None:
+    cache, keys = make_cache(windows), make_keys(5)
+    counted = [group for group, window in enumerate(windows) if window is None] or [0, 1]
+    held: dict[tuple[int, int], int] = {}
+    committed: dict[tuple[int, int], int] = {}
+    known: set[bytes] = set()
+    for block_id, (name, group, number) in enumerate([*operations, ("commit", 0, 0)]):
+        place = (group % len(windows), number)
+        # Numbers 0 and 1 end a stride, the others don't.
+        chain_len = KEY_STRIDE * (number + 1) if number < 2 else number
+        if name == "insert" and place not in held:
+            assert cache.insert(keys[number], place[0], block_id, chain_len)
+            held[place] = block_id
+        elif name == "evict" and place in committed:
+            cache.evict(held.pop(place))
+            del committed[place]
+        elif name == "commit":
+            cache.commit()
+            committed = held.copy()
+        elif name == "rollback":
+            cache.rollback()
+            held = committed.copy()
+        elif name == "take":
+            known = follow(known, cache.take_events())
+            assert known == cache.announced_keys
+            assert known == {
+                keys[number] for number in (0, 1) if all((g, number) in held for g in counted)
+            }
+    cache.check_integrity()
+
+
+def follow(known: set[bytes], events: CacheEvents | None) -> set[bytes]:
+    if events is None:
+        return known
+    assert known.isdisjoint(events.stored)
+    assert known.issuperset(events.evicted)
+    assert events.stored or events.evicted
+    return known.union(events.stored).difference(events.evicted)

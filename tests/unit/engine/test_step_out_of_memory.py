@@ -183,3 +183,16 @@ def test_what_the_cache_had_stays_and_is_found_by_those_that_wait_again() -> Non
 
     # 11 prompt tokens and 3 generated ones; the last was never computed.
     assert cached == [0, 12]
+
+
+def test_a_warm_up_leaves_behind_how_large_steps_may_be() -> None:
+    engine = make_engine(runner=make_runner(64, max_step_tokens=20))
+    engine.add(make_request("warm-up", list(range(10, 42)), 1))
+    run_to_end(engine)
+    engine.forget()
+    engine.add(make_request("a", list(range(10, 42)), 1))
+
+    record = engine.step().record
+
+    assert record is not None
+    assert (record.outcome, record.num_prefill_tokens) == ("ok", 16)
