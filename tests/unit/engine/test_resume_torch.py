@@ -1,4 +1,4 @@
-"""With a model, a cut answer goes on as if it had not been cut: seeds, penalties, minimum length."""
+"""With a model, a cut answer goes on as if it were whole: seeds, penalties, minimum length."""
 
 from pathlib import Path
 
