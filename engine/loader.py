@@ -8,17 +8,14 @@ its pages. Must not know what a tensor is for.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.models.shard import TensorPart
 from engine.tensor_file import TensorFile
-
-_STORED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class Weights(Protocol):
@@ -56,20 +53,16 @@ class WeightFiles:
     """Those of safetensors files. Remembers which were taken, to find left-overs."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._file_of: dict[str, Any] = {}
-        self._readable_of: dict[str, TensorFile] = {}
+        self._file_of: dict[str, TensorFile] = {}
         self._taken: set[str] = set()
         for path in paths:
             try:
-                file = safe_open(path, framework="pt")
-                readable = TensorFile(path)
-            except (OSError, SafetensorError, ValueError) as error:
+                file = TensorFile(path)
+            except OSError as error:
                 raise CheckpointError(
                     f"cannot read {path} ({error}). Delete it and pull the model again."
                 ) from error
-            names = list(file.keys())
-            self._file_of.update(dict.fromkeys(names, file))
-            self._readable_of.update(dict.fromkeys(names, readable))
+            self._file_of.update(dict.fromkeys(file.names, file))
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -82,39 +75,30 @@ class WeightFiles:
         *,
         mapped_as: torch.dtype | None = None,
     ) -> Tensor:
-        tensor = self._mapped(name, shape)
+        file = self._find(name, shape)
         self._taken.add(name)
-        if part is not None:
-            tensor = tensor.narrow(part.dim, part.span.start, len(part.span))
-        if tensor.dtype is mapped_as and tensor.is_contiguous():
-            return tensor
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        self._readable_of[name].read_into(copy, name, shape, part)
-        return copy
+        if mapped_as is file.dtype_of(name):
+            mapped = file.map(name, part)
+            if mapped is not None:
+                return mapped
+        return file.read(name, part)
 
     def skip(self, name: str) -> None:
         self._taken.add(name)
 
-    def _mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The whole tensor, of which no page is touched."""
+    def _find(self, name: str, shape: tuple[int, ...]) -> TensorFile:
         file = self._file_of.get(name)
         if file is None:
             raise CheckpointError(
                 f"the checkpoint has no tensor {name!r}: its config.json doesn't describe its "
                 "weights. Pull the model again."
             )
-        tensor: Tensor = file.get_tensor(name)
-        if tuple(tensor.shape) != shape:
+        if file.shape_of(name) != shape:
             raise CheckpointError(
-                f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for "
+                f"tensor {name!r} has shape {file.shape_of(name)}, but config.json asks for "
                 f"{shape}. Pull the model again."
             )
-        if tensor.dtype not in _STORED_DTYPES:
-            raise CheckpointError(
-                f"tensor {name!r} is stored as {str(tensor.dtype).removeprefix('torch.')}, which "
-                "is not supported: use a checkpoint in bfloat16, float16 or float32."
-            )
-        return tensor
+        return file
 
     def check_all_taken(
         self, *, ignored_suffixes: Sequence[str] = (), ignored_prefixes: Sequence[str] = ()

@@ -1,55 +1,98 @@
-"""Reads tensors, or parts of them, from a safetensors file into memory that others own.
+"""The tensors of one safetensors file, whole or in part: mapped, or read into memory of their own.
 
-Reads, does not map: no byte but the wanted ones is ever in this process's memory. Must not know
-what a tensor is for.
+The library's own reader touches pages of every tensor that it maps, and all pages of one whose
+columns it cuts; here a mapped tensor costs nothing until it is used, and reading one leaves no
+byte but the wanted ones in this process's memory. Must not know what a tensor is for.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.checkpoints.safetensors_file import read_header
+from engine.checkpoints.safetensors_file import HeaderEntry, check_safetensors
 from engine.errors import CheckpointError
 from engine.models.shard import TensorPart
+
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 
 
 class TensorFile:
     """One file, and where its tensors lie."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ``OSError`` or ``ValueError`` if it can't be read or is no such file."""
-        try:
-            self._data_start, self._entries = read_header(path)
-        except (RecursionError, msgspec.ValidationError) as error:
-            raise ValueError(str(error)) from error
+        """Raises ``OSError`` if it can't be read and `CheckpointError` if it is no such file."""
+        self._data_start, self._entries = check_safetensors(path)
         self._path = path
+        self._storage: Any = None  # torch's stubs don't say what it returns
 
-    def read_into(
-        self, target: Tensor, name: str, shape: tuple[int, ...], part: TensorPart | None
-    ) -> None:
-        """Fill ``target``, contiguous, on the CPU and of the dtype that is stored, with ``part`` of
-        the tensor called ``name``, which as a whole has ``shape``."""
-        begin, end = (self._data_start + offset for offset in self._entries[name].data_offsets)
-        values = target.reshape(-1).view(torch.uint8).numpy()
+    @property
+    def names(self) -> Iterable[str]:
+        return self._entries
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self._entries[name].shape)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Raises `CheckpointError` if it is none that a model is computed from."""
+        stored = self._entries[name].dtype
+        dtype = _DTYPES.get(stored)
+        if dtype is None:
+            raise CheckpointError(
+                f"tensor {name!r} is stored as {stored}, which is not supported: use a checkpoint "
+                "in bfloat16, float16 or float32."
+            )
+        return dtype
+
+    def map(self, name: str, part: TensorPart | None = None) -> Tensor | None:
+        """A view of the mapped file, not to be written to; None for a part in many pieces."""
+        entry, dtype = self._entries[name], self.dtype_of(name)
+        shape = self.shape_of(name) if part is None else part.shape_of(self.shape_of(name))
+        if part is not None and part.dim > 0 and shape != self.shape_of(name):
+            return None
+        if self._storage is None:
+            size = self._path.stat().st_size
+            self._storage = torch.UntypedStorage.from_file(str(self._path), False, size)
+        begin = self._begin(entry, part if part is not None and part.dim == 0 else None)
+        piece = self._storage[begin : begin + int(np.prod(shape)) * dtype.itemsize]
+        return torch.empty(0, dtype=dtype).set_(piece).view(shape)
+
+    def read(self, name: str, part: TensorPart | None = None) -> Tensor:
+        """A copy in the type that is stored."""
+        entry, whole = self._entries[name], self.shape_of(name)
+        shape = whole if part is None else part.shape_of(whole)
+        tensor = torch.empty(shape, dtype=self.dtype_of(name))
+        values: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
         with self._path.open("rb", buffering=0) as file:
+            begin, length = self._begin(entry), entry.data_offsets[1] - entry.data_offsets[0]
             # Every rank of the node reads its own part, so that soon all of it is wanted.
-            os.posix_fadvise(file.fileno(), begin, end - begin, os.POSIX_FADV_WILLNEED)
-            if part is None:
-                self._fill(values, file.fileno(), begin)
-                return
-            row_bytes, element = (end - begin) // shape[0], target.element_size()
-            if part.dim == 0:
-                self._fill(values, file.fileno(), begin + part.span.start * row_bytes)
-                return
-            assert len(shape) == 2, "only matrices are cut by columns"
-            first = begin + part.span.start * element
-            for index, row in enumerate(values.reshape(shape[0], -1)):
-                self._fill(row, file.fileno(), first + index * row_bytes)
+            os.posix_fadvise(file.fileno(), begin, length, os.POSIX_FADV_WILLNEED)
+            if part is None or part.dim == 0:
+                self._fill(values, file.fileno(), self._begin(entry, part))
+                return tensor
+            assert len(whole) == 2, "only matrices are cut by columns"
+            begin += part.span.start * tensor.element_size()
+            row_bytes = length // whole[0]
+            for index, row in enumerate(values.reshape(whole[0], -1)):
+                self._fill(row, file.fileno(), begin + index * row_bytes)
+        return tensor
+
+    def _begin(self, entry: HeaderEntry, part: TensorPart | None = None) -> int:
+        """Where the tensor, or a part of its rows, begins in the file."""
+        begin, end = entry.data_offsets
+        if part is not None:
+            begin += (end - begin) // entry.shape[0] * part.span.start
+        return self._data_start + begin
 
     def _fill(self, values: NDArray[np.uint8], descriptor: int, offset: int) -> None:
         left = memoryview(values)  # type: ignore[arg-type]

@@ -84,12 +84,14 @@ def write_bfloat16(
             assert num_values == prod(spec.shape), (spec, num_values)
 
 
-def check_safetensors(path: Path) -> None:
-    """Raise `CorruptCheckpoint` unless the header parses and its tensors cover the file without gap
+def check_safetensors(path: Path) -> tuple[int, dict[str, HeaderEntry]]:
+    """Where the data begins in the file, and its tensors by name.
+
+    Raises `CorruptCheckpoint` unless the header parses and its tensors cover the file without gap
     or overlap.
     """
     try:
-        data_start, entries = read_header(path)
+        data_start, entries = _read_header(path)
         data_bytes = path.stat().st_size - data_start
         position = 0
         for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
@@ -97,6 +99,7 @@ def check_safetensors(path: Path) -> None:
             position = entry.data_offsets[1]
         if position != data_bytes:
             raise ValueError(f"tensors take {position} bytes, the file has {data_bytes}")
+        return data_start, entries
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise CorruptCheckpoint(
             f"{path} is not a complete safetensors file ({error}). Pull the model again."
@@ -112,8 +115,8 @@ def _check_place(name: str, entry: HeaderEntry, position: int) -> None:
         raise ValueError(f"tensor {name[:80]!r} does not fit its place in the file")
 
 
-def read_header(path: Path) -> tuple[int, dict[str, HeaderEntry]]:
-    """Where the data begins, and the tensors by name."""
+def _read_header(path: Path) -> tuple[int, dict[str, HeaderEntry]]:
+    """What `check_safetensors` returns, not checked."""
     with path.open("rb") as file:
         prefix = file.read(8)
         if len(prefix) < 8:

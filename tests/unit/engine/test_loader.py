@@ -63,7 +63,7 @@ def test_a_file_that_became_shorter_is_named(weights_path: Path) -> None:
     file = TensorFile(weights_path)
     weights_path.write_bytes(weights_path.read_bytes()[:-20])
     with pytest.raises(CheckpointError, match=r"model\.safetensors ended while it was read"):
-        file.read_into(torch.empty(4), "b", (4,), None)
+        file.read("b")
 
 
 def test_tensors_may_be_spread_over_files(tmp_path: Path, weights_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_left_over_tensors_mean_another_architecture(weights_path: Path) -> None
 def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors.*pull the model"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a complete.*Pull"):
         WeightFiles([path])
 
 

@@ -116,7 +116,7 @@ def rewritten(folder: Path, change: dict[str, Tensor | None]) -> WeightFiles:
         ({"model.norm.weight": None}, r"no tensor 'model\.norm\.weight'"),
         ({"model.norm.weight": torch.zeros(47)}, r"has shape \(47,\)"),
         ({"model.extra.weight": torch.zeros(1)}, r"1 tensors .* 'model\.extra\.weight'"),
-        ({"model.norm.weight": torch.zeros(48, dtype=torch.int8)}, "stored as int8"),
+        ({"model.norm.weight": torch.zeros(48, dtype=torch.int8)}, "stored as I8"),
     ],
     ids=str,
 )
