@@ -55,7 +55,7 @@ def build_model(args: ModelArgs) -> Application:
         ),
         ray_actor_options={
             "num_cpus": args.reserved_cpus,
-            "num_gpus": args.num_gpus,
+            "num_gpus": args.reserved_gpus,
             "resources": dict(args.resources),
         },
     )(EngineReplica)

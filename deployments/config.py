@@ -6,7 +6,9 @@ application. What may change while it runs stands under the application's `deplo
 has it: `num_replicas`, and the gateway's `user_config`, which is the section of `app.config`.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from engine.config import EngineConfig
 
@@ -58,9 +60,9 @@ class ModelArgs(BaseModel):
     num_replicas: int = Field(default=1, ge=1)
     """Engine replicas."""
     num_cpus: float | None = Field(default=None, ge=0)
-    """Reserved per replica; as many as the engine has threads when absent."""
-    num_gpus: float = Field(default=0.0, ge=0)
-    """Reserved per replica."""
+    """Reserved per replica; as many as all ranks of the engine have threads when absent."""
+    num_gpus: float | None = Field(default=None, ge=0)
+    """Reserved per replica, all on one node; one per rank of an engine on CUDA when absent."""
     resources: dict[str, float] = Field(default_factory=dict)
     """Custom Ray resources per replica."""
     longest_answer_s: float = Field(default=600.0, gt=0)
@@ -72,4 +74,28 @@ class ModelArgs(BaseModel):
 
     @property
     def reserved_cpus(self) -> float:
-        return float(self.engine.num_threads) if self.num_cpus is None else self.num_cpus
+        if self.num_cpus is not None:
+            return self.num_cpus
+        return float(self.engine.num_threads * self.engine.tensor_parallel_size)
+
+    @property
+    def reserved_gpus(self) -> float:
+        return float(self._least_gpus()) if self.num_gpus is None else self.num_gpus
+
+    @model_validator(mode="after")
+    def _check_gpus(self) -> Self:
+        least, num_gpus = self._least_gpus(), self.reserved_gpus
+        if num_gpus > 1 and num_gpus != int(num_gpus):
+            raise ValueError(f"num_gpus is {num_gpus:g}: more than one are whole ones")
+        # Replicas of one rank may share a device.
+        if num_gpus < least and (least > 1 or num_gpus == 0):
+            raise ValueError(
+                f"num_gpus is {num_gpus:g}, but each of {least} ranks on CUDA needs a device: "
+                f"set num_gpus to {least}, or leave it out"
+            )
+        return self
+
+    def _least_gpus(self) -> int:
+        engine = self.engine
+        is_on_cuda = engine.device == "cuda" and engine.runner == "torch"
+        return engine.tensor_parallel_size if is_on_cuda else 0

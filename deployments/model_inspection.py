@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deployments.device_plan import PlanOptions, plan_devices
 from deployments.model_report import ModelReport, fits_of, said_defaults
 from engine.checkpoints.chat_template_file import find_chat_template
 from engine.checkpoints.errors import CheckpointError, SourceUnavailable
@@ -41,9 +42,18 @@ class _Description:
 
 
 def inspect_model(
-    target: str, *, home: Path, dtype: str, contexts: Sequence[int], memory_bytes: int | None
+    target: str,
+    *,
+    home: Path,
+    dtype: str,
+    contexts: Sequence[int],
+    memory_bytes: int | None,
+    plan: PlanOptions | None = None,
 ) -> ModelReport:
-    """Describe ``target``; the usual contexts if none is given. Raises `CheckpointError`."""
+    """Describe ``target``; the usual contexts if none is given. ``plan`` asks for its devices.
+
+    Raises `CheckpointError`, or `EngineConfigError` for a plan that can't be.
+    """
     found = _describe(target, home)
     try:
         config = read_model_config(found.config)
@@ -76,6 +86,7 @@ def inspect_model(
         fits=fits_of(
             size, contexts, memory_bytes, block_size_tokens=EngineConfig().block_size_tokens
         ),
+        plan=None if plan is None else plan_devices(config, contexts, plan, dtype=dtype),
         eos_token_ids=list(found.eos_token_ids),
         has_chat_template=found.has_chat_template,
         sampling_defaults=said_defaults(found.sampling_defaults),

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from deployments.device_plan import DevicePlan
 from engine.checkpoints.inventory import StoredModel
 from engine.messages import SamplingDefaults
 from engine.model_size import ModelSize
@@ -52,6 +53,8 @@ class ModelReport:
     kv_token_bytes: int
     memory_bytes: int | None
     fits: list[Fit]
+    plan: DevicePlan | None
+    """On devices, where they were asked for."""
     eos_token_ids: list[int]
     has_chat_template: bool | None
     """None if it can't be told from what was looked at."""
@@ -103,7 +106,8 @@ def render_report(report: ModelReport) -> str:
         ("sampling", _defaults(report.sampling_defaults)),
     ]
     lines = [report.model, *(f"  {key:<15} {value}" for key, value in rows if value is not None)]
-    return "\n".join([*lines, "", *_fit_lines(report)])
+    table = _fit_lines(report) if report.plan is None else plan_lines(report.plan)
+    return "\n".join([*lines, "", *table])
 
 
 def render_list(models: Sequence[StoredModel]) -> str:
@@ -184,6 +188,49 @@ def _fit_lines(report: ModelReport) -> list[str]:
     if report.memory_bytes is not None and report.memory_bytes < report.weight_bytes:
         lines.append("  Not even the weights fit.")
     return lines
+
+
+def plan_lines(plan: DevicePlan) -> list[str]:
+    """What lies on each device and on all, then how many requests run at once."""
+    size = plan.tensor_parallel_size
+    device = plan.gpu or "device"
+    lines = [f"  {size} x {device}" + _usable_text(plan)]
+    rows = [("", "EACH", f"ALL {size}")]
+    for name, num_bytes in (
+        ("weights", plan.weight_bytes),
+        ("workspace", plan.workspace_bytes),
+        ("KV pool", plan.kv_pool_bytes),
+    ):
+        rows.append((name, amount(num_bytes, "B"), amount(size * num_bytes, "B")))
+    lines += [f"  {line}" for line in _table(rows)]
+    lines.append(
+        f"  workspace of a step of {plan.max_num_batched_tokens:,} tokens and "
+        f"{plan.max_num_seqs:,} sequences, the longest of {plan.longest_context_tokens:,}"
+    )
+    if plan.missing_bytes:
+        return [*lines, f"  {_missing_text(plan)}"]
+    if not plan.kv_pool_bytes:
+        return [*lines, "  name a device with --gpu, or memory for KV with --kv-memory"]
+    fits = [("CONTEXT", "KV OF A REQUEST", "REQUESTS AT ONCE", "LIMIT")]
+    for fit in plan.fits:
+        kv_bytes = amount(fit.request_kv_bytes, "B")
+        fits.append((f"{fit.context_tokens:,}", kv_bytes, f"{fit.num_requests:,}", fit.limit))
+    return [*lines, "", *(f"  {line}" for line in _table(fits))]
+
+
+def _usable_text(plan: DevicePlan) -> str:
+    if plan.usable_bytes is None or plan.device_bytes is None:
+        return ""
+    usable, whole = short_amount(plan.usable_bytes, "B"), short_amount(plan.device_bytes, "B")
+    return f", {usable} of {whole} used of each"
+
+
+def _missing_text(plan: DevicePlan) -> str:
+    device = "the device is" if plan.tensor_parallel_size == 1 else "each device is"
+    text = f"Does not fit: {device} {amount(plan.missing_bytes, 'B')} too small"
+    if not plan.sizes_that_fit:
+        return f"{text}, and no --tp is large enough."
+    return f"{text}: use --tp {min(plan.sizes_that_fit)}."
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -26,6 +26,8 @@ MIB = 1024 * 1024
 
 PROCESS_BYTES = 400 * MIB
 """Rough resident size of a replica and its step loop besides weights, workspace and KV."""
+RANK_BYTES = 300 * MIB
+"""The same for each further rank: a process that has loaded torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def check_resources(file: ServeFile, home: Path, machine: Machine) -> Iterator[F
             f"the replicas reserve {num_cpus:g} CPUs, this machine has {machine.num_cpus:g}: "
             "lower num_replicas or num_cpus"
         )
-    num_gpus = sum(model.args.num_gpus * model.num_replicas for model in file.models)
+    num_gpus = sum(model.args.reserved_gpus * model.num_replicas for model in file.models)
     if num_gpus > machine.num_gpus:
         yield Fault(
             f"the replicas reserve {num_gpus:g} GPUs, this machine has {machine.num_gpus}: "
@@ -151,10 +153,7 @@ def check_resources(file: ServeFile, home: Path, machine: Machine) -> Iterator[F
         )
     on_cpu = [model for model in file.models if model.args.engine.device == "cpu"]
     kv_bytes = sum(model.args.engine.kv_cache_bytes * model.num_replicas for model in on_cpu)
-    process_bytes = sum(
-        (PROCESS_BYTES + _computing_bytes(model.args, home)) * model.num_replicas
-        for model in on_cpu
-    )
+    process_bytes = sum(_process_bytes(model.args, home) * model.num_replicas for model in on_cpu)
     if kv_bytes + process_bytes > machine.available_memory_bytes:
         yield Fault(
             f"the KV pools need {kv_bytes // MIB} MiB and their processes about "
@@ -163,12 +162,13 @@ def check_resources(file: ServeFile, home: Path, machine: Machine) -> Iterator[F
         )
 
 
-def _computing_bytes(args: ModelArgs, home: Path) -> int:
-    """Weights and workspace of one replica's own; 0 if the model isn't here or isn't computed."""
+def _process_bytes(args: ModelArgs, home: Path) -> int:
+    """Of one replica; with weights and workspace only if the model is here and is computed."""
+    num_bytes = PROCESS_BYTES + (args.engine.tensor_parallel_size - 1) * RANK_BYTES
     if args.engine.runner == "paced":
-        return 0
+        return num_bytes
     try:
         checkpoint = open_checkpoint(checkpoint_path(home, args.name))
-        return estimate_memory(args.engine, checkpoint).computing_bytes
+        return num_bytes + estimate_memory(args.engine, checkpoint).computing_bytes
     except (CheckpointError, EngineConfigError):
-        return 0  # `check_models` says what is wrong with it
+        return num_bytes  # `check_models` says what is wrong with it

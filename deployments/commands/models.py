@@ -7,6 +7,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from deployments.gpus import GPUS
+
 HELP = "manage the models on this machine"
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT])(i?)B?")
 _EXPONENTS = {"K": 1, "M": 2, "G": 3, "T": 4}
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of weights and KV",
     )  # fmt: skip
     inspect.add_argument("--json", action="store_true", help="for scripts")
+    _add_plan_arguments(inspect)
     inspect.set_defaults(act=_inspect)
 
     remove = actions.add_parser("rm", help="remove a model from this machine")
@@ -49,14 +52,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     remove.set_defaults(act=_remove)
 
 
+def _add_plan_arguments(inspect: argparse.ArgumentParser) -> None:
+    plan = inspect.add_argument_group("on devices under tensor parallelism")
+    plan.add_argument("--tp", type=_ranks, metavar="N", help="devices that share the model")
+    plan.add_argument("--gpu", type=_gpu, metavar="NAME", help=f"one of {', '.join(GPUS)}")
+    plan.add_argument(
+        "--gpu-share", type=_share, default=0.9, metavar="0.9", help="of its memory that is used"
+    )
+    plan.add_argument(
+        "--kv-memory", type=_bytes, metavar="400GB",
+        help="for KV on all devices together; else what the weights and a step leave of them",
+    )  # fmt: skip
+    plan.add_argument(
+        "--max-num-seqs", type=_seqs, default=512, metavar="N", help="sequences that run at once"
+    )
+    plan.add_argument(
+        "--max-num-batched-tokens", type=_tokens, default=8192, metavar="N", help="of one step"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
-    from engine.checkpoints.errors import CheckpointError
+    from engine.errors import CheckpointError, EngineConfigError
 
     try:
         status: int = args.act(args)
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 1
+    except EngineConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped; what a pull has downloaded is kept for the next one", file=sys.stderr)
         return 130
@@ -107,16 +132,32 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
+    from deployments.device_plan import PlanOptions
     from deployments.environment import headwater_home
     from deployments.model_inspection import inspect_model
     from deployments.model_report import render_report
 
+    if args.gpu is not None and args.memory is not None:
+        print("--gpu and --memory both say how large a device is: leave one out", file=sys.stderr)
+        return 2
+    plan = None
+    if any(value is not None for value in (args.tp, args.gpu, args.kv_memory)):
+        plan = PlanOptions(
+            tensor_parallel_size=args.tp or 1,
+            gpu=args.gpu,
+            device_bytes=args.memory if args.gpu is None else GPUS[args.gpu].memory_bytes,
+            usable_share=args.gpu_share,
+            kv_bytes=args.kv_memory,
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+        )
     report = inspect_model(
         args.target,
         home=headwater_home(),
         dtype=args.dtype,
         contexts=args.context,
         memory_bytes=args.memory,
+        plan=plan,
     )
     print(json.dumps(asdict(report), indent=2) if args.json else render_report(report))
     return 0
@@ -135,6 +176,34 @@ def _tokens(text: str) -> int:
     if not digits.isdecimal() or not 1 <= int(digits) <= 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens: write 4096")
     return int(digits)
+
+
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of devices from 1 to 64")
+    return int(text)
+
+
+def _seqs(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 4096:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of sequences from 1 to 4096")
+    return int(text)
+
+
+def _gpu(text: str) -> str:
+    if text not in GPUS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not known: use one of {', '.join(GPUS)}")
+    return text
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: write a number up to 1, as 0.9")
+    return share
 
 
 def _bytes(text: str) -> int:

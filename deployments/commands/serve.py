@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from deployments.environment import headwater_home, ray_address
-    from deployments.preflight import check_file, this_machine
+    from deployments.preflight import check_file, check_models, this_machine
     from deployments.serve_file import read_serve_file
     from engine.checkpoints.errors import CheckpointError
     from engine.checkpoints.pull import pull
@@ -59,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 1
-    return _serve(file, started_s)
+    faults = list(check_models(file, home))  # of those that have just come, too
+    for fault in faults:
+        print(file.describe(fault), file=sys.stderr)
+    return 1 if faults else _serve(file, started_s)
 
 
 def _serve(file: "ServeFile", started_s: float) -> int:

@@ -1,8 +1,9 @@
 """Every file in `configs/`: read, built, placed on a made-up node of 8 GPUs, its shapes loaded."""
 
 import json
-import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +11,18 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 from ray.serve._private.build_app import build_app
 
 from deployments.build import build_gateway, build_model
 from deployments.config import ModelArgs
+from deployments.gpus import GPUS
 from deployments.serve_file import ServeFile, read_serve_file
-from engine.loader import MetaWeights
+from engine.config import EngineConfig, RankSpec
+from engine.memory_report import report_memory
+from engine.meta_shard import measure_shard
 from engine.model_size import model_size
-from engine.models.loading import load_model
 from engine.models.registry import read_model_config
-from engine.workspace import workspace_bytes
+from engine.sizing import engine_geometry
 from tests.quickstart import cached_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,9 +31,11 @@ MODEL_CONFIGS = REPOSITORY / "tests" / "data" / "model_configs"
 NUM_GPUS = 8
 NUM_CPUS = 96
 PLACEMENT_TIMEOUT_S = 60.0
-GPU_BYTES = 80e9
-CUDA_BYTES = 2e9
-"""What CUDA and its libraries keep for themselves."""
+USABLE_BYTES = GPUS["h100-80gb"].memory_bytes - 2e9
+"""CUDA and its libraries have the rest for themselves."""
+USABLE_SHARE_OF_RANKS = 0.9
+"""NCCL's buffers come on top of it."""
+_PRINT_GPUS = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES', ''), end='')"
 
 pytestmark = [
     pytest.mark.slow,
@@ -69,7 +73,9 @@ class _Replica:
     """Takes the place of one replica: its resources, without what it would run."""
 
     def visible_gpus(self) -> str:
-        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        """As a child of the replica sees them, which is what a rank is."""
+        command = [sys.executable, "-c", _PRINT_GPUS]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _replicas(file: ServeFile) -> list[dict[str, Any]]:
@@ -113,7 +119,7 @@ def test_all_replicas_of_a_configuration_find_a_place(path: Path, gpu_node: None
     num_replicas += sum(section.num_replicas for section in file.models)
     assert len(replicas) == num_replicas
     gpus = [gpu for seen in _place(replicas) for gpu in seen.split(",") if gpu]
-    num_gpus = sum(s.args.num_gpus * s.num_replicas for s in file.models)
+    num_gpus = sum(s.args.reserved_gpus * s.num_replicas for s in file.models)
     assert len(gpus) == len(set(gpus)) == num_gpus
 
 
@@ -121,6 +127,20 @@ def test_a_replica_too_many_finds_no_place(gpu_node: None, monkeypatch: pytest.M
     monkeypatch.setattr(f"{__name__}.PLACEMENT_TIMEOUT_S", 3.0)
     with pytest.raises(ray.exceptions.GetTimeoutError):
         _place([{"num_cpus": 1, "num_gpus": 1}] * (NUM_GPUS + 1))
+
+
+def test_a_replica_of_8_ranks_has_the_8_gpus_of_one_node_in_one_process(gpu_node: None) -> None:
+    engine = EngineConfig(device="cuda", tensor_parallel_size=8)
+    args = ModelArgs(name="m", source="hf:a/m", engine=engine)
+    root = build_app(build_model(args), name="m")
+    (options,) = [
+        dict(deployment.ray_actor_options)
+        for deployment in root.deployments
+        if deployment.ray_actor_options.get("num_gpus")
+    ]
+    assert (options["num_cpus"], options["num_gpus"]) == (8, 8)
+    (seen,) = _place([options])
+    assert sorted(seen.split(",")) == [str(gpu) for gpu in range(8)]
 
 
 def _hf_config(args: ModelArgs) -> dict[str, Any]:
@@ -135,21 +155,34 @@ def _hf_config(args: ModelArgs) -> dict[str, Any]:
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
 def test_the_models_of_a_configuration_have_the_shapes_that_are_planned_for(path: Path) -> None:
     for args in (section.args for section in read_serve_file(path).models):
-        config = read_model_config(_hf_config(args))
-        dtype = getattr(torch, args.engine.dtype)
-        weights = MetaWeights(dtype)
-        model = load_model(
-            config, weights, dtype=dtype, device=torch.device("meta"), layout="mapped"
-        )
-        assert model.config is config
-        size = model_size(config, dtype_bytes=dtype.itemsize)
-        assert weights.num_bytes == size.weight_bytes
+        hf_config = _hf_config(args)
+        config = read_model_config(hf_config)
+        geometry = engine_geometry(args.engine, config)
+        num_ranks = args.engine.tensor_parallel_size
+        num_blocks = args.engine.kv_cache_bytes // num_ranks // geometry.block_bytes
         max_len = min(args.engine.max_model_len or config.max_context_len, config.max_context_len)
-        kv_bytes = size.request_kv_bytes(max_len, args.engine.block_size_tokens)
-        assert kv_bytes <= args.engine.kv_cache_bytes, f"{args.name}: no room for max_model_len"
-        if args.num_gpus:
-            workspace = workspace_bytes(
-                args.engine, config, max_request_tokens=max_len, bytes_per_element=dtype.itemsize
-            )
-            needed_bytes = size.weight_bytes + args.engine.kv_cache_bytes + workspace
-            assert needed_bytes + CUDA_BYTES <= args.num_gpus * GPU_BYTES
+        assert geometry.num_blocks_of(max_len) <= num_blocks, f"{args.name}: max_model_len"
+        memory = report_memory(
+            args.engine,
+            hf_config,
+            config,
+            geometry,
+            num_blocks=num_blocks,
+            max_request_tokens=max_len,
+        )
+        built = measure_shard(
+            config,
+            RankSpec(0, num_ranks),
+            geometry,
+            num_blocks=num_blocks,
+            dtype=args.engine.dtype,
+        )
+        assert built == (memory.weight_bytes, memory.kv_pool_bytes)
+        if num_ranks == 1:
+            size = model_size(config, dtype_bytes=geometry.bytes_per_element)
+            assert built.weights == size.weight_bytes
+        if args.reserved_gpus:
+            assert memory.device_bytes <= USABLE_BYTES
+        if num_ranks > 1:
+            device_bytes = GPUS["h100-80gb"].memory_bytes
+            assert memory.device_bytes <= USABLE_SHARE_OF_RANKS * device_bytes

@@ -1,6 +1,7 @@
 """What the builders hand to Serve."""
 
 import inspect
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -46,3 +47,37 @@ def test_engines_hang_below_a_root_that_never_has_a_replica() -> None:
 def test_a_model_needs_a_name_that_can_be_a_folder(name: str) -> None:
     with pytest.raises(ValidationError):
         ModelArgs(name=name, source="x")
+
+
+@pytest.mark.parametrize(
+    ("engine", "cpus", "gpus"),
+    [
+        ({}, 1, 0),
+        ({"tensor_parallel_size": 4, "num_threads": 2}, 8, 0),
+        ({"device": "cuda"}, 1, 1),
+        ({"device": "cuda", "tensor_parallel_size": 8}, 8, 8),
+        ({"device": "cuda", "runner": "paced", "tensor_parallel_size": 8}, 8, 0),
+    ],
+)
+def test_a_replica_reserves_threads_and_devices_of_all_its_ranks(
+    engine: dict[str, Any], cpus: int, gpus: int
+) -> None:
+    args = ModelArgs(name="m", source="x", engine=EngineConfig(**engine))
+    (engines,) = _deployment_of(build_model(args)).init_args
+    options = _deployment_of(engines).ray_actor_options
+    assert (options["num_cpus"], options.get("num_gpus", 0)) == (cpus, gpus)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "size", "message"),
+    [
+        (4, 8, "each of 8 ranks on CUDA needs a device: set num_gpus to 8"),
+        (0, 1, "set num_gpus to 1"),
+        (1.5, 1, "more than one are whole ones"),
+    ],
+)
+def test_too_few_devices_are_refused(num_gpus: float, size: int, message: str) -> None:
+    engine = EngineConfig(device="cuda", tensor_parallel_size=size)
+    with pytest.raises(ValidationError, match=message):
+        ModelArgs(name="m", source="x", num_gpus=num_gpus, engine=engine)
+    assert ModelArgs(name="m", source="x", num_gpus=0.5, engine=EngineConfig(device="cuda"))
