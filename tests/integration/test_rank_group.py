@@ -45,7 +45,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_any_number_of_ranks_gives_the_same_tokens(checkpoint: Path) -> None:
     answers = []
-    for size in (1, 2, 3):
+    for size in (1, 2, 4):
         async with running(spec_of(checkpoint, size)) as group:
             assert len(group.pids) == size
             for number in range(2 * NUM_SEQS):
@@ -55,12 +55,12 @@ async def test_any_number_of_ranks_gives_the_same_tokens(checkpoint: Path) -> No
     assert [len(tokens) for _, tokens in sorted(answers[0].items())] == [*range(5, 21)]
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, 1, 3])
 @pytest.mark.parametrize("is_busy", [False, True])
 async def test_a_killed_rank_ends_the_group_at_once(
     checkpoint: Path, victim: int, is_busy: bool
 ) -> None:
-    async with running(spec_of(checkpoint, 3)) as group:
+    async with running(spec_of(checkpoint, 4)) as group:
         if is_busy:
             submit(group, "r", FOREVER)
             await group.receive()
@@ -72,12 +72,12 @@ async def test_a_killed_rank_ends_the_group_at_once(
         assert not any(rank_runs(pid) for pid in group.pids)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, 3])
 @pytest.mark.parametrize("is_busy", [False, True])
 async def test_a_stopped_rank_ends_the_group_within_seconds(
     checkpoint: Path, victim: int, is_busy: bool
 ) -> None:
-    async with running(spec_of(checkpoint, 3)) as group:
+    async with running(spec_of(checkpoint, 4)) as group:
         if is_busy:
             submit(group, "r", FOREVER)
             await group.receive()
@@ -129,7 +129,7 @@ async def test_a_rank_that_fails_a_step_says_why_in_one_line(checkpoint: Path) -
 
 
 async def test_a_rank_that_cannot_start_stops_the_others_and_says_why(checkpoint: Path) -> None:
-    spec = spec_of(checkpoint, 3)
+    spec = spec_of(checkpoint, 4)
     too_long = spec.config.model_copy(update={"max_model_len": 50_000})
     with pytest.raises(EngineStartError, match=r"^tiny: rank \d: max_model_len is 50000, but "):
         async with running(spec.model_copy(update={"config": too_long})):
@@ -138,7 +138,7 @@ async def test_a_rank_that_cannot_start_stops_the_others_and_says_why(checkpoint
 
 async def test_a_rank_killed_while_it_loads_fails_the_start(checkpoint: Path) -> None:
     group = RankGroup()
-    start = asyncio.create_task(group.start(spec_of(checkpoint, 3)))
+    start = asyncio.create_task(group.start(spec_of(checkpoint, 4)))
     try:
         await asyncio.sleep(0.05)
         os.kill(group.pids[2], signal.SIGKILL)
