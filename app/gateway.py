@@ -36,7 +36,7 @@ class Gateway:
         when what runs there has ended.
         """
         self.config = config
-        self.authenticator = Authenticator(config.api_keys)
+        self.authenticator = Authenticator(config.api_keys, config.admin_keys)
         self._model_of = {
             name: route.name for route in config.models for name in (route.name, *route.aliases)
         }

@@ -16,6 +16,9 @@ request_logger = logging.getLogger("headwater.request")
 
 PUBLIC_PATHS = frozenset({"/health"})
 
+# Whatever is below them is the operators', routes that are still to come included.
+_ADMIN_PATHS = ("/debug", "/metrics/")
+
 # Ray Serve obeys these; a client must not set the server's own time limits.
 _STRIPPED_HEADERS = frozenset({b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
 
@@ -63,7 +66,10 @@ class RequestMiddleware:
         record = responder.record
         try:
             _check_headers(scope)
-            if scope["path"] not in PUBLIC_PATHS:
+            path: str = scope["path"]
+            if path.startswith(_ADMIN_PATHS):
+                self._gateway.authenticator.check_admin(authorization)
+            elif path not in PUBLIC_PATHS:
                 self._gateway.authenticator.check(authorization)
             await self._app(scope, receive, responder.send)
         except ApiError as error:

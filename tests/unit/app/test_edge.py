@@ -39,6 +39,16 @@ async def test_every_route_but_health_asks_for_the_key(make_edge: MakeEdge, stor
         assert (response.status_code, response.content) == (200, b"")
 
 
+@pytest.mark.parametrize("path", ["/debug/steps", "/debug/requests/x", "/metrics/targets"])
+async def test_what_is_the_operators_needs_an_admin_key(make_edge: MakeEdge, path: str) -> None:
+    edge = await make_edge(FakeEngine(), api_keys=[KEY], admin_keys=["sk-admin"])
+    assert (await edge.http.get(path)).status_code == 401
+    refused = await edge.http.get(path, headers=bearer(KEY))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_key_required")
+    assert (await edge.http.get(path, headers=bearer("sk-admin"))).status_code not in (401, 403)
+    assert (await edge.http.get("/metrics", headers=bearer(KEY))).status_code == 200
+
+
 async def test_without_keys_nobody_is_asked(make_edge: MakeEdge) -> None:
     edge = await make_edge(FakeEngine(reply="ok"))
     assert (await edge.http.get("/v1/models", headers=bearer("any"))).status_code == 200
