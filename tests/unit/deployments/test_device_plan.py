@@ -25,8 +25,10 @@ def llama() -> ModelConfig:
 
 
 def plan(model: ModelConfig, *contexts: int, **options: Any) -> DevicePlan:
-    values = {"tensor_parallel_size": 8, "gpu": "h100-80gb", "device_bytes": H100} | options
-    return plan_devices(model, contexts or (4000, 8192), PlanOptions(**values), dtype="bfloat16")
+    values: dict[str, Any] = {"tensor_parallel_size": 8, "gpu": "h100-80gb", "device_bytes": H100}
+    return plan_devices(
+        model, contexts or (4000, 8192), PlanOptions(**(values | options)), dtype="bfloat16"
+    )
 
 
 def test_a_70b_model_fits_on_8_devices_and_the_built_shard_has_the_planned_size(
