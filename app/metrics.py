@@ -9,8 +9,19 @@ from app.record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
-_TPOT_BUCKETS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+# vLLM's names (with its prefix replaced) and bounds, so that dashboards made for it fit.
+_TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TPOT_BUCKETS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+_REQUEST_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
+    *(240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
 
 
 class Metrics:
@@ -18,60 +29,66 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
-        by_model = ["model"]
+        by_model = ["model_name"]
         self._requests = Counter(
-            "headwater_requests",
+            "headwater:http_requests",
             "Requests that ended, by status; 499 is a client that went away.",
-            ["route", "model", "status"],
+            ["route", "model_name", "status"],
             registry=registry,
         )
         self._ttft = Histogram(
-            "headwater_time_to_first_token_seconds",
+            "headwater:time_to_first_token_seconds",
             "From the request's arrival to its first token.",
             by_model,
             buckets=_TTFT_BUCKETS_S,
             registry=registry,
         )
         self._tpot = Histogram(
-            "headwater_time_per_output_token_seconds",
+            "headwater:request_time_per_output_token_seconds",
             "Mean of one request, after its first token.",
             by_model,
             buckets=_TPOT_BUCKETS_S,
             registry=registry,
         )
         self._queue_wait = Histogram(
-            "headwater_queue_wait_seconds",
+            "headwater:request_queue_time_seconds",
             "From a request's queueing to its submission to an engine.",
             by_model,
-            buckets=(0.001, 0.005, *_TTFT_BUCKETS_S),
+            buckets=_REQUEST_BUCKETS_S,
             registry=registry,
         )
         self._tokens = Counter(
-            "headwater_tokens",
+            "headwater:tokens",
             "Tokens of requests that an engine took; cached ones are a part of the prompt's.",
-            ["model", "kind"],
+            ["model_name", "kind"],
             registry=registry,
         )
         self._waiting = Gauge(
-            "headwater_requests_waiting", "Waiting for an engine.", by_model, registry=registry
+            "headwater:gateway_requests_waiting",
+            "Waiting for an engine.",
+            by_model,
+            registry=registry,
         )
         self._running = Gauge(
-            "headwater_requests_running", "Submitted to an engine.", by_model, registry=registry
+            "headwater:gateway_requests_running",
+            "Submitted to an engine.",
+            by_model,
+            registry=registry,
         )
         self._engines = Gauge(
-            "headwater_engines_accepting",
+            "headwater:engines_accepting",
             "Connected engines that take requests.",
             by_model,
             registry=registry,
         )
         self._credits = Gauge(
-            "headwater_engine_credits",
+            "headwater:engine_credits",
             "Requests that the engine would take now.",
-            ["model", "engine"],
+            ["model_name", "engine"],
             registry=registry,
         )
         self._index_keys = Gauge(
-            "headwater_prefix_index_keys", "Keys in the prefix index.", by_model, registry=registry
+            "headwater:prefix_index_keys", "Keys in the prefix index.", by_model, registry=registry
         )
 
     def count(self, record: RequestRecord) -> None:

@@ -199,15 +199,15 @@ async def test_metrics_count_requests_tokens_and_queues(make_edge: MakeEdge) -> 
     await until(lambda: not engine.sinks)
     text = (await edge.http.get("/metrics")).text
     route = 'route="/v1/chat/completions"'
-    assert f'headwater_requests_total{{model="m",{route},status="200"}} 1.0' in text
-    assert f'headwater_requests_total{{model="",{route},status="404"}} 1.0' in text
-    assert 'headwater_tokens_total{kind="completion",model="m"} 5.0' in text
-    assert 'headwater_tokens_total{kind="cached",model="m"} 16.0' in text
-    assert 'headwater_time_to_first_token_seconds_count{model="m"} 1.0' in text
-    assert 'headwater_time_per_output_token_seconds_count{model="m"} 1.0' in text
-    assert 'headwater_engine_credits{engine="e0",model="m"} 6.0' in text
-    assert 'headwater_requests_waiting{model="m"} 0.0' in text
-    assert 'headwater_engines_accepting{model="m"} 1.0' in text
+    assert f'headwater:http_requests_total{{model_name="m",{route},status="200"}} 1.0' in text
+    assert f'headwater:http_requests_total{{model_name="",{route},status="404"}} 1.0' in text
+    assert 'headwater:tokens_total{kind="completion",model_name="m"} 5.0' in text
+    assert 'headwater:tokens_total{kind="cached",model_name="m"} 16.0' in text
+    assert 'headwater:time_to_first_token_seconds_count{model_name="m"} 1.0' in text
+    assert 'headwater:request_time_per_output_token_seconds_count{model_name="m"} 1.0' in text
+    assert 'headwater:engine_credits{engine="e0",model_name="m"} 6.0' in text
+    assert 'headwater:gateway_requests_waiting{model_name="m"} 0.0' in text
+    assert 'headwater:engines_accepting{model_name="m"} 1.0' in text
 
 
 async def test_tokens_of_a_request_that_no_engine_took_are_not_counted(make_edge: MakeEdge) -> None:
@@ -215,6 +215,7 @@ async def test_tokens_of_a_request_that_no_engine_took_are_not_counted(make_edge
     assert (await edge.chat()).status_code == 504
     text = (await edge.http.get("/metrics")).text
     assert (
-        'headwater_requests_total{model="m",route="/v1/chat/completions",status="504"} 1.0' in text
+        'headwater:http_requests_total{model_name="m",route="/v1/chat/completions",'
+        'status="504"} 1.0' in text
     )
-    assert "headwater_tokens_total{" not in text
+    assert "headwater:tokens_total{" not in text

@@ -48,4 +48,7 @@ async def test_both_paths_are_one_route_in_the_metrics(make_edge: MakeEdge) -> N
     for path in ("/v1/completions", "/completions"):
         await edge.http.post(path, json={"model": "m", "prompt": "Hi"})
     text = (await edge.http.get("/metrics")).text
-    assert 'headwater_requests_total{model="m",route="/v1/completions",status="200"} 2.0' in text
+    assert (
+        'headwater:http_requests_total{model_name="m",route="/v1/completions",status="200"} 2.0'
+        in text
+    )

@@ -120,7 +120,7 @@ async def test_the_engines_last_counts_are_recorded_after_the_client_left(
     client.leave()
     await client.task
     metrics = edge.gateway.render_metrics().decode()
-    assert 'headwater_tokens_total{kind="completion",model="m"} 5.0' in metrics
+    assert 'headwater:tokens_total{kind="completion",model_name="m"} 5.0' in metrics
     assert 'status="499"' in metrics
 
 
