@@ -5,8 +5,10 @@ Counts credits and sinks; must not know why anything is sent.
 """
 
 import asyncio
+import itertools
 import logging
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -14,15 +16,19 @@ from app.client import DeltaSink, EngineListener
 from app.membership import ConnectError, EngineAddress, PrepareCard
 from engine.messages import (
     Abort,
+    CacheSnapshot,
     Demand,
     Draining,
     EngineMessage,
     EngineRequest,
     FinishReason,
     GatewayMessage,
+    GetSnapshot,
     Grant,
     LoadView,
     ModelCard,
+    Query,
+    Reply,
     ReturnCredits,
     StepFrame,
     Submit,
@@ -34,6 +40,14 @@ from wire.errors import ConnectionClosed
 logger = logging.getLogger(__name__)
 
 CARD_TIMEOUT_S = 10.0
+
+QUERY_TIMEOUT_S = 5.0
+
+MAX_CREDITS = 1_000_000
+"""Far more than any engine runs side by side."""
+
+MAX_LOAD = 1e15
+"""No figure of a load view is larger, in whichever unit."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(EngineMessage)
@@ -73,6 +87,10 @@ class _Open:
     """Indices of those that have not had theirs."""
 
 
+class _NonsenseError(Exception):
+    """The engine said what no engine of ours says."""
+
+
 class ChannelClient:
     """One engine replica at the other end of ``connection``, which it owns."""
 
@@ -82,10 +100,12 @@ class ChannelClient:
         self._listener = listener
         self._load = LoadView()
         self._num_credits = 0
-        self._num_waiting = 0
-        """As announced, less what was submitted since."""
+        self._num_waiting = [0, 0, 0]
+        """Per class: as announced, less what was submitted since."""
         self._is_accepting = True
         self._open: dict[str, _Open] = {}
+        self._queries: dict[int, asyncio.Future[bytes | None]] = {}
+        self._query_ids = itertools.count(1)
         self._reader = asyncio.create_task(self._read())
 
     @property
@@ -104,15 +124,16 @@ class ChannelClient:
     def is_accepting(self) -> bool:
         return self._is_accepting
 
-    def set_demand(self, num_waiting: int) -> None:
-        self._num_waiting = num_waiting
+    def set_demand(self, num_waiting: tuple[int, int, int]) -> None:
+        self._num_waiting = list(num_waiting)
         self._return_unneeded_credits()
         self._send(Demand(num_waiting))
 
     def submit(self, request: EngineRequest, sink: DeltaSink) -> None:
         assert self._num_credits > 0, "submit without a credit"
         self._num_credits -= 1
-        self._num_waiting = max(0, self._num_waiting - 1)
+        service_class = request.service_class
+        self._num_waiting[service_class] = max(0, self._num_waiting[service_class] - 1)
         self._open[request.request_id] = _Open(sink, set(range(request.num_samples)))
         self._send(Submit(request))
 
@@ -122,13 +143,29 @@ class ChannelClient:
         if request_id in self._open:
             self._send(Abort(request_id, num_kept_tokens, index))
 
+    def request_snapshot(self) -> None:
+        self._send(GetSnapshot())
+
+    async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
+        if self._connection.close_reason is not None:
+            raise ConnectionClosed(self._connection.close_reason)
+        query_id = next(self._query_ids)
+        reply = asyncio.get_running_loop().create_future()
+        self._queries[query_id] = reply
+        try:
+            self._send(Query(query_id, kind, argument))
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
+                return await reply
+        finally:
+            del self._queries[query_id]
+
     async def close(self) -> None:
         # The engine aborts what is open when the connection goes.
         self._connection.close("the gateway closed the connection")
         await self._reader
 
     def _return_unneeded_credits(self) -> None:
-        if self._num_waiting == 0 and self._num_credits > 0:
+        if not any(self._num_waiting) and self._num_credits > 0:
             self._send(ReturnCredits(self._num_credits))
             self._num_credits = 0
 
@@ -143,6 +180,8 @@ class ChannelClient:
             reason = closed.reason
         except msgspec.DecodeError as error:
             reason = f"the engine sent a message of another version: {error}"
+        except _NonsenseError as error:
+            reason = f"the engine sent nonsense: {error}"
         except Exception:  # our bug: better to dial again than to stay deaf
             logger.exception("engine %s: a message could not be handled", self._card.engine_id)
             reason = "a message could not be handled"
@@ -152,16 +191,25 @@ class ChannelClient:
     def _handle(self, message: EngineMessage) -> None:
         match message:
             case StepFrame():
+                _check_load(message.load)
                 self._load = message.load
                 for delta in message.deltas:
                     self._deliver(delta)
                 self._listener.on_step(self, message.events)
             case Grant():
+                if not 0 <= message.num_credits <= MAX_CREDITS - self._num_credits:
+                    raise _NonsenseError(f"a grant of {message.num_credits} credits")
                 if self._is_accepting:
                     self._num_credits += message.num_credits
                     self._listener.on_credits(self)
                     # The grant may have crossed the word that nobody waits any more.
                     self._return_unneeded_credits()
+            case CacheSnapshot():
+                self._listener.on_snapshot(self, message)
+            case Reply():
+                reply = self._queries.get(message.query_id)
+                if reply is not None and not reply.done():
+                    reply.set_result(message.payload)
             case Draining():
                 self._is_accepting = False
                 self._num_credits = 0
@@ -189,4 +237,14 @@ class ChannelClient:
                 request.sink(
                     TokenDelta(request_id, [], FinishReason.ERROR, error=error, index=index)
                 )
+        for reply in self._queries.values():
+            if not reply.done():
+                reply.set_exception(ConnectionClosed(reason))
         self._listener.on_closed(self, reason)
+
+
+def _check_load(load: LoadView) -> None:
+    """The router computes with these figures. Raises ``_NonsenseError``."""
+    for name, value in zip(load.__struct_fields__, msgspec.structs.astuple(load), strict=True):
+        if not 0 <= value <= MAX_LOAD:  # false for NaN, too
+            raise _NonsenseError(f"a load view with {name} = {value}")

@@ -50,8 +50,8 @@ class GatewayConfig(BaseModel):
     """Requests with a longer body are templated and tokenized in a thread."""
     sse_keep_alive_s: float = Field(default=15.0, gt=0)
     """Gap after which an idle stream gets a comment, so that proxies keep it open."""
-    prefix_index_max_keys: int = Field(default=200_000, ge=1)
-    """Bound of each model's prefix index; a key stands for 128 tokens and takes some 500 bytes."""
+    prefix_index_max_bytes: int = Field(default=64 * MIB, ge=1024)
+    """Bound of each model's prefix index; a key stands for 128 tokens and takes up to 216 bytes."""
 
     @model_validator(mode="after")
     def _check_keys_and_names(self) -> Self:

@@ -20,8 +20,17 @@ from app.errors import (
 )
 from app.fleet import Fleet, Member
 from app.queue import Job
+from app.routing.policy import Policy, choose
 from app.waiting import WaitingRoom
-from engine.messages import CacheEvents, EngineRequest, FinishReason, ModelCard, TokenDelta
+from engine.messages import (
+    CacheEvents,
+    CacheSnapshot,
+    EngineRequest,
+    FinishReason,
+    ModelCard,
+    TimelineEvent,
+    TokenDelta,
+)
 
 MAX_ATTEMPTS = 3
 """Engines that may lose one request before it fails: one that kills engines must not kill all."""
@@ -40,10 +49,11 @@ class Dispatcher:
         *,
         clock: Callable[[], float] = time.monotonic,
         max_connecting_s: float = MAX_CONNECTING_S,
+        policy: Policy = choose,
     ) -> None:
         self.model = model
         self._config = config
-        self.fleet = Fleet(config.prefix_index_max_keys)
+        self.fleet = Fleet(config.prefix_index_max_bytes, policy=policy)
         self._clock = clock
         self._max_connecting_s = max_connecting_s
         self._waiting = WaitingRoom(
@@ -91,7 +101,7 @@ class Dispatcher:
         """New limits, for those that wait already, too."""
         self._config = config
         self._waiting.reconfigure(config)
-        self.fleet.index.resize(config.prefix_index_max_keys)
+        self.fleet.index.resize(config.prefix_index_max_bytes)
 
     def enqueue(self, *jobs: Job) -> None:
         """Take all ``jobs`` or none; their answers hear everything from here on.
@@ -178,7 +188,7 @@ class Dispatcher:
         if member is not None:
             member.is_retiring = True
             self._waiting.rechoose(engine_id)
-            member.announce_demand(0)
+            member.announce_demand((0, 0, 0))
             self._close_if_done(member)
 
     async def close(self) -> None:
@@ -201,6 +211,11 @@ class Dispatcher:
         member = self.fleet.get(client.card.engine_id)
         if member is not None:
             self.fleet.see_step(member, events, self._clock())
+
+    def on_snapshot(self, client: EngineClient, snapshot: CacheSnapshot) -> None:
+        member = self.fleet.get(client.card.engine_id)
+        if member is not None:
+            self.fleet.see_snapshot(member, snapshot)
 
     def on_draining(self, client: EngineClient) -> None:
         self._waiting.rechoose(client.card.engine_id)
@@ -227,6 +242,8 @@ class Dispatcher:
         member.running[job.request_id] = job
         member.num_running_samples += job.num_samples
         self.fleet.count_send(member, job)
+        age_s = max(0.0, now_s - job.arrived_s)
+        job.timeline.append(TimelineEvent("submitted", age_s))
         request = EngineRequest(
             request_id=job.request_id,
             token_ids=job.prompt.token_ids,
@@ -235,11 +252,16 @@ class Dispatcher:
             sampling=job.sampling,
             timeout_s=max(0.001, job.deadline_s - now_s),
             num_samples=job.num_samples,
+            service_class=job.service_class,
+            age_s=age_s,
+            timeline=list(job.timeline),
         )
         member.client.submit(request, partial(self._on_delta, member, job))
 
     def _on_delta(self, member: Member, job: Job, delta: TokenDelta) -> None:
-        job.has_begun = True
+        if not job.has_begun:
+            job.has_begun = True
+            job.num_cached_tokens = None if delta.usage is None else delta.usage.cached_tokens
         if delta.finish_reason is not None:
             self._end_sample(member, job, delta)
         elif job.loss is None:

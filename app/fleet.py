@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from app.client import EngineClient
 from app.queue import Job, WaitingQueue
 from app.routing.index import PrefixIndex
-from app.routing.policy import Candidate, choose
-from engine.messages import KEY_STRIDE, CacheEvents
+from app.routing.policy import Candidate, Policy, choose, cost_s
+from engine.messages import KEY_STRIDE, CacheEvents, CacheSnapshot
 
 _VIEW_AGE_STEPS = 1.5
 """A view is made at the end of a step, of what was there when it began."""
 
 _VIEW_DELAY_S = 0.02
 """On the way, and in this process's queue."""
+
+
+SNAPSHOT_PERIOD_S = 10.0
+"""Between two snapshots that wrong predictions ask for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +35,11 @@ class Member:
     num_running_samples: int = 0
     unseen: dict[Job, int] = field(default_factory=dict)
     """Uncached prompt tokens of submitted requests that the last load view may not show."""
-    announced_demand: int = 0
+    unconfirmed: dict[str, Job] = field(default_factory=dict)
+    """Submitted requests whose prompts the engine may not have computed yet."""
+    snapshot_due_s: float | None = None
+    """No snapshot is asked for because of a wrong prediction before that."""
+    announced_demand: tuple[int, int, int] = (0, 0, 0)
     """As the engine counts: each submit takes one off (``engine.messages.Demand``)."""
     is_retiring: bool = False
     """Not a member of the fleet any more: closed when its last request ended."""
@@ -48,7 +56,7 @@ class Member:
         """Another root key means other weights: the prompt was made for another model."""
         return self.is_accepting and self.client.card.root_key == job.prompt.card_root_key
 
-    def announce_demand(self, num_waiting: int) -> None:
+    def announce_demand(self, num_waiting: tuple[int, int, int]) -> None:
         """Say so to the engine, if it is news."""
         if num_waiting != self.announced_demand and self.client.is_accepting:
             self.announced_demand = num_waiting
@@ -58,8 +66,9 @@ class Member:
 class Fleet:
     """Engine id to member."""
 
-    def __init__(self, prefix_index_max_keys: int) -> None:
-        self.index = PrefixIndex(prefix_index_max_keys)
+    def __init__(self, prefix_index_max_bytes: int, *, policy: Policy = choose) -> None:
+        self.index = PrefixIndex(prefix_index_max_bytes)
+        self._policy = policy
         self._members: dict[str, Member] = {}
         self._rotation = itertools.count()
 
@@ -94,17 +103,31 @@ class Fleet:
             and job.submitted_s is not None
             and job.submitted_s > shown_s
         }
-        if events is not None:
-            self.index.apply(member.engine_id, events)
+        if events is not None and self.index.apply(member.engine_id, events):
+            member.client.request_snapshot()
+        self._settle_sends(member, now_s)
+
+    def see_snapshot(self, member: Member, snapshot: CacheSnapshot) -> None:
+        """All that ``member`` holds, or a part of it."""
+        if self.index.seed(member.engine_id, snapshot):
+            member.client.request_snapshot()
 
     def count_send(self, member: Member, job: Job) -> None:
         """``job`` goes to ``member``: count its load and prefix before any event confirms them."""
-        member.announced_demand = max(0, member.announced_demand - 1)
+        by_class = list(member.announced_demand)
+        by_class[job.service_class] = max(0, by_class[job.service_class] - 1)
+        member.announced_demand = (by_class[0], by_class[1], by_class[2])
         keys = job.prompt.index_keys
         num_matching = self.index.num_matching(keys).get(member.engine_id, 0)
-        num_cached = num_matching * KEY_STRIDE * member.client.card.block_size_tokens
-        member.unseen[job] = len(job.prompt.token_ids) - num_cached
-        self.index.add(member.engine_id, keys)
+        candidate = _candidate(member, num_matching, 0, 0)
+        num_tokens = len(job.prompt.token_ids)
+        num_cached = min(candidate.num_cached_tokens, num_tokens - 1)
+        if job.predicted_cached_tokens is None:
+            job.predicted_cached_tokens = num_cached
+            job.predicted_ttft_s = cost_s(num_tokens, candidate)
+        member.unseen[job] = num_tokens - num_cached
+        member.unconfirmed[job.request_id] = job
+        self.index.count_send(member.engine_id, job.request_id, keys)
 
     def choose(self, job: Job, queue: WaitingQueue) -> Member | None:
         """Where ``job`` should go, if to any; to one that lost it only if there are no others."""
@@ -114,9 +137,10 @@ class Fleet:
             return fresh[0] if fresh else None
         matching = self.index.num_matching(job.prompt.index_keys)
         candidates = [
-            _candidate(member, matching.get(member.engine_id, 0), job, queue) for member in fresh
+            _waiting_candidate(member, matching.get(member.engine_id, 0), job, queue)
+            for member in fresh
         ]
-        chosen = choose(
+        chosen = self._policy(
             len(job.prompt.token_ids),
             candidates,
             current=job.engine_id,
@@ -124,13 +148,49 @@ class Fleet:
         )
         return self._members[chosen.engine_id]
 
+    def _settle_sends(self, member: Member, now_s: float) -> None:
+        """The engine has begun with some requests, others have ended: its events say what it holds.
 
-def _candidate(member: Member, num_matching: int, job: Job, queue: WaitingQueue) -> Candidate:
+        A prediction that its events do not explain means that they do not tell the truth: ask.
+        """
+        done = [
+            job
+            for job in member.unconfirmed.values()
+            if job.has_begun or job.request_id not in member.running
+        ]
+        stride_tokens = KEY_STRIDE * member.client.card.block_size_tokens
+        for job in done:
+            del member.unconfirmed[job.request_id]
+            num_cached = job.num_cached_tokens
+            if num_cached is not None and job.request_id in member.running:
+                # One token at least is computed, whatever is cached: its block does not count.
+                num_cached += member.client.card.block_size_tokens
+            else:
+                num_cached = None
+            is_wrong = self.index.settle_send(
+                member.engine_id,
+                job.request_id,
+                None if num_cached is None else num_cached // stride_tokens,
+            )
+            if is_wrong and (member.snapshot_due_s is None or now_s >= member.snapshot_due_s):
+                member.snapshot_due_s = now_s + SNAPSHOT_PERIOD_S
+                member.client.request_snapshot()
+
+
+def _waiting_candidate(
+    member: Member, num_matching: int, job: Job, queue: WaitingQueue
+) -> Candidate:
     lane = queue.lane(member.engine_id)
     num_waiting, num_waiting_tokens = lane.num_samples, lane.num_tokens
     if job.engine_id == member.engine_id:  # it need not wait for itself
         num_waiting -= job.num_samples
         num_waiting_tokens -= len(job.prompt.token_ids)
+    return _candidate(member, num_matching, num_waiting, num_waiting_tokens)
+
+
+def _candidate(
+    member: Member, num_matching: int, num_waiting: int, num_waiting_tokens: int
+) -> Candidate:
     card = member.client.card
     return Candidate(
         engine_id=member.engine_id,

@@ -1,5 +1,6 @@
-"""Requests that wait for an engine, oldest first, each under the engine that the router chose for
-it.
+"""Requests that wait for an engine, each under the engine that the router chose for it.
+
+They stand in the order of their arrival plus their class's delay: "oldest" means by that here.
 
 A data structure only: no clock, no router, no engines.
 """
@@ -11,7 +12,7 @@ from typing import Protocol
 
 from app.errors import ApiError
 from app.text.tokenization import Prompt
-from engine.messages import SamplingParams, TimelineEvent, TokenDelta
+from engine.messages import SamplingParams, ServiceClass, TimelineEvent, TokenDelta
 
 
 class Answer(Protocol):
@@ -47,6 +48,7 @@ class Job:
     deadline_s: float
     """When the whole request must have ended."""
     num_samples: int = 1
+    service_class: ServiceClass = ServiceClass.STANDARD
     queued_s: float = 0.0
     """When the wait began that it is in, or was in last."""
     submitted_s: float | None = None
@@ -66,6 +68,8 @@ class Job:
     """Engines that lost it."""
     timeline: list[TimelineEvent] = field(default_factory=list)
     """What happened to it in the gateway, for ``EngineRequest.timeline`` and ``/debug``."""
+    num_cached_tokens: int | None = None
+    """As the engine that runs it counted them; None before its first delta."""
     predicted_cached_tokens: int | None = None
     """What the router expected of the prefix cache of the engine it was first sent to."""
     predicted_ttft_s: float | None = None
@@ -73,7 +77,8 @@ class Job:
 
     @property
     def order(self) -> tuple[float, str]:
-        return (self.arrived_s, self.request_id)
+        """By virtual arrival; it never changes, so that nobody waits for ever."""
+        return (self.arrived_s + self.service_class.delay_s, self.request_id)
 
 
 def _order(job: Job) -> tuple[float, str]:
@@ -89,6 +94,8 @@ class Lane:
     num_samples: int = 0
     num_tokens: int = 0
     """Of their prompts."""
+    num_by_class: list[int] = field(default_factory=lambda: [0] * len(ServiceClass))
+    """Jobs per ``ServiceClass``."""
 
 
 _EMPTY = Lane()
@@ -117,9 +124,10 @@ class WaitingQueue:
         return list(self.lane(engine_id).jobs)
 
     def add(self, job: Job) -> None:
-        """Put ``job`` under ``job.engine_id``, in the order of arrival."""
+        """Put ``job`` under ``job.engine_id``, in its order."""
         lane = self._lanes.setdefault(job.engine_id, Lane())
         insort(lane.jobs, job, key=_order)
+        lane.num_by_class[job.service_class] += 1
         lane.num_samples += job.num_samples
         lane.num_tokens += len(job.prompt.token_ids)
         self._len += 1
@@ -128,6 +136,7 @@ class WaitingQueue:
         """Precondition: ``job`` waits here."""
         lane = self._lanes[job.engine_id]
         lane.jobs.remove(job)
+        lane.num_by_class[job.service_class] -= 1
         lane.num_samples -= job.num_samples
         lane.num_tokens -= len(job.prompt.token_ids)
         self._len -= 1
@@ -166,5 +175,7 @@ class WaitingQueue:
         for engine_id, lane in self._lanes.items():
             assert lane.jobs == sorted(lane.jobs, key=_order)
             assert all(job.engine_id == engine_id for job in lane.jobs)
+            classes = [job.service_class for job in lane.jobs]
+            assert lane.num_by_class == [classes.count(kind) for kind in ServiceClass]
             assert lane.num_samples == sum(job.num_samples for job in lane.jobs)
             assert lane.num_tokens == sum(len(job.prompt.token_ids) for job in lane.jobs)

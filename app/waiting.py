@@ -11,6 +11,7 @@ from app.config import GatewayConfig
 from app.errors import ApiError, RequestTimeoutError
 from app.fleet import Fleet, Member
 from app.queue import Job, WaitingQueue
+from engine.messages import TimelineEvent
 
 TICK_S = 0.05
 """How often waiting requests are looked at again."""
@@ -57,6 +58,7 @@ class WaitingRoom:
         """``job`` waits from now on, and goes at once if its engine has a credit."""
         job.queued_s = self._clock()
         job.submitted_s = None
+        job.timeline.append(TimelineEvent("queued", job.queued_s - job.arrived_s))
         job.engine_id = None
         member = self._fleet.choose(job, self._queue)
         job.engine_id = None if member is None else member.engine_id
@@ -115,7 +117,8 @@ class WaitingRoom:
 
     def _announce(self, member: Member | None) -> None:
         if member is not None:
-            member.announce_demand(len(self._queue.lane(member.engine_id).jobs))
+            interactive, standard, batch = self._queue.lane(member.engine_id).num_by_class
+            member.announce_demand((interactive, standard, batch))
 
     def _tick_later(self) -> None:
         if self._tick_handle is None and len(self._queue):

@@ -1,94 +1,271 @@
-"""Which engine probably holds which prefix. Knows keys and engine ids only.
+"""Which engine probably holds which prefix. Knows keys, engine ids and request ids only.
 
 Keeps every 8th key of a chain (``engine.messages.KEY_STRIDE``). A wrong entry costs time, never
-correctness: the engine looks for itself. Sends of this gateway count at once, events of the engines
-confirm or take them back, and a gap in an engine's events forgets that engine, since what it
-evicted meanwhile is unknown.
+correctness: the engine looks for itself. Two layers: what engines said they hold (snapshots and
+events, checked by their sequence numbers), and what this gateway has just sent them, which counts
+until the engine has computed it or has ended it unseen.
+
+    key ──▶ bits, one per engine: 0b0101 is held by the engines of bits 0 and 2
+    forget an engine ──▶ its bit is retired at once, and free again after a sweep in slices
+
+Keys live in two generations. A used key moves to the young one; when that is half of the bound, the
+old one is dropped: nothing of the most recently used half is ever lost, and no order is kept.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from engine.messages import CacheEvents
+from app.routing.sent_prefixes import SentPrefixes
+from engine.messages import CacheEvents, CacheSnapshot
+
+BYTES_PER_KEY = 216
+"""At most: a digest of 32 bytes and its bits as objects, and a dict's entry just after it grew."""
+
+_SWEPT_PER_KEY = 4
+_SWEPT_PER_CALL = 64
+"""A sweep goes on whenever something is learned, by this much: it never holds up the loop."""
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    """One engine's bit, and how far its events were followed."""
+
+    bit: int
+    sequence: int | None = None
+    """Of the last events or snapshot; None: nothing was heard yet."""
+    is_lost: bool = False
+    """Events were missed: nothing is believed until the first part of a snapshot."""
+    evicted: set[bytes] | None = None
+    """While parts of a snapshot are outstanding: what they still name but is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sweep:
+    """Removes retired bits from the keys there were when it began."""
+
+    bits: int
+    keys: list[bytes] = field(default_factory=list)
 
 
 class PrefixIndex:
-    """Key to engines, least recently used keys forgotten beyond ``max_keys``."""
+    """Key to engines; the least recently used keys are forgotten beyond ``max_bytes``."""
 
-    def __init__(self, max_keys: int) -> None:
-        self._max_keys = max_keys
-        self._engines_of: OrderedDict[bytes, set[str]] = OrderedDict()
-        self._keys_of: dict[str, set[bytes]] = {}
-        self._sequence_of: dict[str, int] = {}
+    def __init__(self, max_bytes: int) -> None:
+        self._max_generation_keys = 1
+        self._young: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
+        self._engines: dict[str, _Engine] = {}
+        self._id_of: dict[int, str] = {}
+        self._live_bits = 0
+        self._retired_bits = 0
+        """Not to be used again before a sweep that began after they were retired."""
+        self._sweep: _Sweep | None = None
+        self._sent = SentPrefixes()
+        self.resize(max_bytes)
 
     def __len__(self) -> int:
-        return len(self._engines_of)
+        return len(self._young) + len(self._old)
+
+    @property
+    def num_bytes(self) -> int:
+        """At most so much is taken by what engines hold."""
+        return len(self) * BYTES_PER_KEY
 
     def num_matching(self, keys: Sequence[bytes]) -> dict[str, int]:
         """For each engine that holds the first of ``keys``: how many it holds without a gap."""
-        matching: dict[str, int] = {}
-        alive: set[str] | None = None
-        for position, key in enumerate(keys):
-            holders = self._engines_of.get(key)
-            alive = (holders or set()) if alive is None else alive & (holders or set())
-            if not alive:
-                break
-            self._engines_of.move_to_end(key)
-            for engine_id in alive:
-                matching[engine_id] = position + 1
-        return matching
+        return self._match(keys, with_sent=True)
 
-    def add(self, engine_id: str, keys: Iterable[bytes]) -> None:
-        """``engine_id`` holds ``keys``, or soon will."""
-        own = self._keys_of.setdefault(engine_id, set())
-        for key in keys:
-            holders = self._engines_of.setdefault(key, set())
-            holders.add(engine_id)
-            own.add(key)
-            self._engines_of.move_to_end(key)
-        self._forget_oldest()
+    def num_confirmed(self, engine_id: str, keys: Sequence[bytes]) -> int:
+        """As ``num_matching`` for one engine, but only what it said itself."""
+        return self._match(keys, with_sent=False).get(engine_id, 0)
 
-    def apply(self, engine_id: str, events: CacheEvents) -> None:
-        """Take in what the cache of ``engine_id`` gained and lost."""
-        last = self._sequence_of.get(engine_id)
-        if last is not None and events.sequence != last + 1:
-            self.forget(engine_id)
-        self._sequence_of[engine_id] = events.sequence
+    def count_send(self, engine_id: str, request_id: str, keys: Sequence[bytes]) -> None:
+        """A request with ``keys`` was sent to the engine, which will hold them soon."""
+        bit = self._engine(engine_id).bit
+        self._sent.add(bit, request_id, keys, self.num_confirmed(engine_id, keys))
+
+    def settle_send(
+        self, engine_id: str, request_id: str, num_cached_keys: int | None = None
+    ) -> bool:
+        """The request's prompt is computed, or it has ended before: events tell the rest.
+
+        ``num_cached_keys``: so many were found there. Returns whether that contradicts what the
+        engine had said: it then holds less than its events told. Unknown requests are fine.
+        """
+        engine = self._engines.get(engine_id)
+        return engine is not None and self._sent.settle(engine.bit, request_id, num_cached_keys)
+
+    def apply(self, engine_id: str, events: CacheEvents) -> bool:
+        """Take in what the cache of ``engine_id`` gained and lost.
+
+        Returns whether a snapshot must be asked for: events were missed, all is forgotten.
+        """
+        engine = self._engine(engine_id)
+        if engine.is_lost:
+            return False  # the snapshot that was asked for says all of it
+        if engine.sequence is not None and events.sequence != engine.sequence + 1:
+            self._renew(engine_id).is_lost = True
+            return True
+        engine.sequence = events.sequence
         for key in events.evicted:
-            self._remove(engine_id, key)
-        self.add(engine_id, events.stored)
+            self._remove(engine.bit, key)
+        self._sent.note_evicted(engine.bit, events.evicted)
+        if engine.evicted is not None:
+            engine.evicted.update(events.evicted)
+            engine.evicted.difference_update(events.stored)
+        self._add(engine.bit, events.stored)
+        self._sweep_on(len(events.stored) + len(events.evicted))
+        return False
+
+    def seed(self, engine_id: str, snapshot: CacheSnapshot) -> bool:
+        """Take in all that the engine holds, or a part of it.
+
+        Returns whether another one must be asked for: the parts do not belong together.
+        """
+        if snapshot.is_first:
+            engine = self._renew(engine_id)
+            engine.sequence = snapshot.sequence
+            engine.evicted = set()
+        else:
+            engine = self._engine(engine_id)
+            if engine.is_lost:
+                return False  # the rest of a snapshot that was given up
+            if engine.evicted is None:
+                self._renew(engine_id).is_lost = True
+                return True
+        assert engine.evicted is not None
+        gone = engine.evicted
+        self._add(engine.bit, (key for key in snapshot.keys if key not in gone))
+        if snapshot.is_last:
+            engine.evicted = None
+        self._sweep_on(len(snapshot.keys))
+        return False
 
     def forget(self, engine_id: str) -> None:
-        """The engine left, or what it holds is unknown."""
-        self._sequence_of.pop(engine_id, None)
-        for key in list(self._keys_of.get(engine_id, ())):
-            self._remove(engine_id, key)
-        self._keys_of.pop(engine_id, None)
+        """The engine left: nothing of it counts from now on."""
+        engine = self._engines.pop(engine_id, None)
+        if engine is not None:
+            self._sent.forget(engine.bit)
+            self._retire(engine.bit)
 
-    def resize(self, max_keys: int) -> None:
-        """Keep at most ``max_keys`` from now on."""
-        self._max_keys = max_keys
-        self._forget_oldest()
+    def resize(self, max_bytes: int) -> None:
+        """Take at most ``max_bytes`` from now on."""
+        self._max_generation_keys = max(1, max_bytes // BYTES_PER_KEY // 2)
+        while len(self._young) >= self._max_generation_keys:
+            self._young.popitem()
+        while len(self._old) > self._max_generation_keys:
+            self._old.popitem()
 
     def check_integrity(self) -> None:
-        """Both directions say the same, and the bound holds."""
-        forward = {(key, engine) for key, held in self._engines_of.items() for engine in held}
-        backward = {(key, engine) for engine, keys in self._keys_of.items() for key in keys}
-        assert forward == backward, forward ^ backward
-        assert all(self._engines_of.values()), "a key without an engine is kept"
-        assert len(self._engines_of) <= self._max_keys
+        """Bits, engines and bounds agree. For tests."""
+        assert self._live_bits == sum(engine.bit for engine in self._engines.values())
+        assert self._id_of == {engine.bit: id_ for id_, engine in self._engines.items()}
+        assert not self._live_bits & self._retired_bits
+        assert not self._young.keys() & self._old.keys(), "a key of two generations"
+        assert max(len(self._young), len(self._old)) <= self._max_generation_keys
+        sweeping = self._sweep.bits if self._sweep is not None else 0
+        known_bits = self._live_bits | self._retired_bits | sweeping
+        for bits in (*self._young.values(), *self._old.values()):
+            assert bits, "a key without an engine is kept"
+            assert not bits & ~known_bits, "a bit that is free is still in use"
+        self._sent.check_integrity(self._live_bits)
 
-    def _forget_oldest(self) -> None:
-        while len(self._engines_of) > self._max_keys:
-            key, holders = self._engines_of.popitem(last=False)
-            for holder in holders:
-                self._keys_of[holder].discard(key)
+    def _match(self, keys: Sequence[bytes], *, with_sent: bool) -> dict[str, int]:
+        young, old, sent = self._young, self._old, self._sent.bits_of
+        matching: dict[str, int] = {}
+        alive = self._live_bits
+        num_matching = 0
+        for key in keys:
+            bits = young.get(key)
+            if bits is None:
+                bits = old.pop(key, 0)
+                if bits:
+                    young[key] = bits
+                    if len(young) >= self._max_generation_keys:
+                        self._turn()
+                        young, old = self._young, self._old
+            if with_sent and sent:
+                bits |= sent.get(key, 0)
+            remaining = alive & bits
+            if remaining != alive:
+                if num_matching:
+                    self._note(matching, alive & ~bits, num_matching)
+                alive = remaining
+                if not alive:
+                    break
+            num_matching += 1
+        self._note(matching, alive if num_matching else 0, num_matching)
+        return matching
 
-    def _remove(self, engine_id: str, key: bytes) -> None:
-        holders = self._engines_of.get(key)
-        if holders is None or engine_id not in holders:
-            return
-        holders.discard(engine_id)
-        self._keys_of[engine_id].discard(key)
-        if not holders:
-            del self._engines_of[key]
+    def _note(self, matching: dict[str, int], bits: int, num_matching: int) -> None:
+        while bits:
+            bit = bits & -bits
+            matching[self._id_of[bit]] = num_matching
+            bits ^= bit
+
+    def _engine(self, engine_id: str) -> _Engine:
+        engine = self._engines.get(engine_id)
+        return self._enter(engine_id) if engine is None else engine
+
+    def _enter(self, engine_id: str) -> _Engine:
+        in_use = self._live_bits | self._retired_bits
+        if self._sweep is not None:
+            in_use |= self._sweep.bits
+        bit = ~in_use & (in_use + 1)  # the lowest one that is free
+        self._live_bits |= bit
+        self._id_of[bit] = engine_id
+        engine = self._engines[engine_id] = _Engine(bit)
+        return engine
+
+    def _renew(self, engine_id: str) -> _Engine:
+        """Forget what the engine said; what was sent to it still counts."""
+        before = self._engines.pop(engine_id, None)
+        engine = self._enter(engine_id)
+        if before is not None:
+            self._sent.move(before.bit, engine.bit)
+            self._retire(before.bit)
+        return engine
+
+    def _retire(self, bit: int) -> None:
+        self._live_bits &= ~bit
+        self._retired_bits |= bit
+        del self._id_of[bit]
+
+    def _add(self, bit: int, keys: Iterable[bytes]) -> None:
+        young, old = self._young, self._old
+        for key in keys:
+            bits = young.get(key)
+            if bits is None:
+                bits = old.pop(key, 0)
+            young[key] = bits | bit
+            if len(young) >= self._max_generation_keys:
+                self._turn()
+                young, old = self._young, self._old
+
+    def _remove(self, bit: int, key: bytes) -> None:
+        for generation in (self._young, self._old):
+            bits = generation.get(key)
+            if bits is not None:
+                if bits & ~bit:
+                    generation[key] = bits & ~bit
+                else:
+                    del generation[key]
+                return
+
+    def _turn(self) -> None:
+        """The young generation is full: it becomes the old one, whose keys are forgotten."""
+        self._old = self._young
+        self._young = {}
+
+    def _sweep_on(self, num_keys: int) -> None:
+        """Go on removing retired bits, a few for each of the ``num_keys`` that were learned."""
+        if self._sweep is None:
+            if not self._retired_bits:
+                return
+            self._sweep = _Sweep(self._retired_bits, [*self._old, *self._young])
+            self._retired_bits = 0
+        keys = self._sweep.keys
+        for _ in range(min(len(keys), _SWEPT_PER_CALL + _SWEPT_PER_KEY * num_keys)):
+            self._remove(self._sweep.bits, keys.pop())
+        if not keys:
+            self._sweep = None

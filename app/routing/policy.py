@@ -8,6 +8,7 @@ the wait for a place if all are taken.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.messages import LoadView
 
@@ -15,7 +16,7 @@ UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
 """Until an engine has measured its own: equal for all, it only weighs prefill against steps."""
 
 MEAN_ANSWER_S = 10.0
-"""How long an answer takes its place, about: 400 tokens at 25 ms."""
+"""How long an answer keeps its place, until the engine has measured it: 400 tokens at 25 ms."""
 
 TIE_RATIO = 0.05
 TIE_S = 0.001
@@ -39,6 +40,19 @@ class Candidate:
     """Prompt tokens of those requests."""
     max_num_seqs: int
     """Samples that the engine runs side by side; 0 while unknown."""
+
+
+class Policy(Protocol):
+    """Chooses one of ``candidates``, of which there is at least one; ``choose`` is the default."""
+
+    def __call__(
+        self,
+        num_prompt_tokens: int,
+        candidates: Sequence[Candidate],
+        *,
+        current: str | None = None,
+        rotation: int = 0,
+    ) -> Candidate: ...
 
 
 def choose(
@@ -82,12 +96,12 @@ def cost_s(num_prompt_tokens: int, candidate: Candidate) -> float:
     return (
         (num_tokens + num_uncached + num_missing) / rate
         + num_sharing * load.step_time_s
-        + _place_wait_s(num_sharing, candidate.max_num_seqs)
+        + _place_wait_s(num_sharing, candidate.max_num_seqs, load.mean_answer_s or MEAN_ANSWER_S)
     )
 
 
-def _place_wait_s(num_before: int, max_num_seqs: int) -> float:
-    """Little's law: of full places one becomes free every ``MEAN_ANSWER_S / max_num_seqs``."""
+def _place_wait_s(num_before: int, max_num_seqs: int, mean_answer_s: float) -> float:
+    """Little's law: of full places one becomes free every ``mean_answer_s / max_num_seqs``."""
     if max_num_seqs == 0:
         return 0.0
-    return max(0, num_before + 1 - max_num_seqs) * MEAN_ANSWER_S / max_num_seqs
+    return max(0, num_before + 1 - max_num_seqs) * mean_answer_s / max_num_seqs

@@ -4,6 +4,7 @@ tokenizer.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -104,6 +105,7 @@ class FakeEngine:
         self.listener: EngineListener | None = None
         self.demands: list[int] = []
         self.num_wanted = 0
+        self.num_snapshots_asked = 0
         """As an engine counts: what was announced, less what was submitted since."""
         self.requests: dict[str, EngineRequest] = {}
         self.sinks: dict[str, DeltaSink] = {}
@@ -121,9 +123,9 @@ class FakeEngine:
         self._delay_s = delay_s
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def set_demand(self, num_waiting: int) -> None:
-        self.demands.append(num_waiting)
-        self.num_wanted = num_waiting
+    def set_demand(self, num_waiting: tuple[int, int, int]) -> None:
+        self.demands.append(sum(num_waiting))
+        self.num_wanted = sum(num_waiting)
 
     def submit(self, request: EngineRequest, sink: DeltaSink) -> None:
         assert self.num_credits > 0
@@ -151,6 +153,12 @@ class FakeEngine:
             asyncio.get_running_loop().call_soon(
                 self._end, request_id, sample, reason, num_kept_tokens
             )
+
+    def request_snapshot(self) -> None:
+        self.num_snapshots_asked += 1
+
+    async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
+        return None
 
     async def close(self) -> None:
         self.lose("closed by the gateway")

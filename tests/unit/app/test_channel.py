@@ -13,14 +13,18 @@ from app.client import EngineClient
 from engine.messages import (
     Abort,
     CacheEvents,
+    CacheSnapshot,
     Demand,
     Draining,
     EngineMessage,
     EngineRequest,
     FinishReason,
     GatewayMessage,
+    GetSnapshot,
     Grant,
     LoadView,
+    Query,
+    Reply,
     ReturnCredits,
     SamplingParams,
     StepFrame,
@@ -29,6 +33,7 @@ from engine.messages import (
 )
 from tests.unit.app.fakes import make_card, until
 from wire.connection import Connection, adopt
+from wire.errors import ConnectionClosed
 
 REQUEST = EngineRequest("r", [1, 2], b"root", [], SamplingParams(max_tokens=3), timeout_s=5)
 
@@ -46,6 +51,9 @@ class Listener:
     def on_step(self, client: EngineClient, events: CacheEvents | None) -> None:
         self.heard.append("step")
         self.events.append(events)
+
+    def on_snapshot(self, client: EngineClient, snapshot: CacheSnapshot) -> None:
+        self.heard.append("snapshot")
 
     def on_draining(self, client: EngineClient) -> None:
         self.heard.append("draining")
@@ -70,8 +78,8 @@ class Pair:
 
     async def grant(self, num_credits: int) -> None:
         """As many as the client then asks for."""
-        self.client.set_demand(num_credits)
-        assert await self.next() == Demand(num_credits)
+        self.client.set_demand((0, num_credits, 0))
+        assert await self.next() == Demand((0, num_credits, 0))
         self.send(Grant(num_credits))
         await until(lambda: self.client.num_credits == num_credits)
 
@@ -106,16 +114,20 @@ async def test_a_request_goes_down_and_its_deltas_come_up_in_order(pair: Pair) -
 
 async def test_no_demand_gives_unused_credits_back(pair: Pair) -> None:
     await pair.grant(2)
-    pair.client.set_demand(0)
+    pair.client.set_demand((0, 0, 0))
     assert pair.client.num_credits == 0
-    assert [await pair.next() for _ in range(2)] == [ReturnCredits(2), Demand(0)]
+    assert [await pair.next() for _ in range(2)] == [ReturnCredits(2), Demand((0, 0, 0))]
 
 
 async def test_a_grant_that_crossed_the_end_of_the_demand_goes_back(pair: Pair) -> None:
-    pair.client.set_demand(1)
-    pair.client.set_demand(0)
+    pair.client.set_demand((0, 1, 0))
+    pair.client.set_demand((0, 0, 0))
     pair.send(Grant(1))
-    assert [await pair.next() for _ in range(3)] == [Demand(1), Demand(0), ReturnCredits(1)]
+    assert [await pair.next() for _ in range(3)] == [
+        Demand((0, 1, 0)),
+        Demand((0, 0, 0)),
+        ReturnCredits(1),
+    ]
     assert pair.client.num_credits == 0
 
 
@@ -169,7 +181,7 @@ async def test_a_refusal_ends_all_samples(pair: Pair) -> None:
     pair.send(StepFrame([refusal, TokenDelta("r", [1], index=1)], LoadView()))
     await until(lambda: pair.listener.events)
     pair.client.abort("r")
-    pair.client.set_demand(0)
+    pair.client.set_demand((0, 0, 0))
     assert deltas == [refusal]
     heard = [await pair.next() for _ in range(2)]
     assert not any(isinstance(message, Abort) for message in heard)
@@ -204,3 +216,58 @@ async def test_a_message_that_is_not_understood_closes_the_connection(pair: Pair
     await until(lambda: "closed" in pair.listener.heard)
     async with asyncio.timeout(2):
         await pair.engine.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StepFrame([], LoadView(num_running=-1)),
+        StepFrame([], LoadView(step_time_s=float("nan"))),
+        StepFrame([], LoadView(prefill_tokens_per_s=float("inf"))),
+        StepFrame([], LoadView(pending_prefill_tokens=10**18)),
+        Grant(-1),
+        Grant(10**12),
+    ],
+)
+async def test_nonsense_closes_the_connection_and_ends_what_is_open(
+    pair: Pair, message: EngineMessage
+) -> None:
+    deltas: list[TokenDelta] = []
+    await pair.grant(1)
+    pair.client.submit(REQUEST, deltas.append)
+    pair.send(message)
+    await until(lambda: "closed" in pair.listener.heard)
+    assert [delta.finish_reason for delta in deltas] == [FinishReason.ERROR]
+    assert "nonsense" in str(deltas[0].error)
+    assert pair.client.load == LoadView()
+
+
+async def test_forged_deltas_and_unknown_replies_are_ignored(pair: Pair) -> None:
+    pair.send(StepFrame([TokenDelta("forged", [1], FinishReason.STOP)], LoadView()))
+    pair.send(Reply(77, b"[]"))
+    pair.send(CacheSnapshot(1, [b"k"]))
+    await until(lambda: "snapshot" in pair.listener.heard)
+    assert pair.client.is_accepting
+
+
+async def test_a_query_gets_the_reply_of_its_id(pair: Pair) -> None:
+    asked = asyncio.create_task(pair.client.query("request", "r"))
+    assert await pair.next() == Query(1, "request", "r")
+    pair.send(Reply(2, b"another"))
+    pair.send(Reply(1, b"[]"))
+    assert await asked == b"[]"
+
+
+async def test_a_query_ends_with_the_connection(pair: Pair) -> None:
+    asked = asyncio.create_task(pair.client.query("steps", ""))
+    await pair.next()
+    pair.engine.close("gone")
+    with pytest.raises(ConnectionClosed):
+        await asked
+    with pytest.raises(ConnectionClosed):
+        await pair.client.query("steps", "")
+
+
+async def test_missed_events_are_asked_for(pair: Pair) -> None:
+    pair.client.request_snapshot()
+    assert await pair.next() == GetSnapshot()

@@ -1,0 +1,96 @@
+"""What this gateway has sent and no engine has confirmed yet. Knows keys, bits and request ids."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class _Send:
+    """One request that an engine has not computed yet."""
+
+    keys: Sequence[bytes]
+    num_confirmed: int
+    """So many of the first keys the engine had said to hold."""
+    is_evicted: bool = False
+    """Since then it took one of those back."""
+
+
+class SentPrefixes:
+    """Bounded by the requests in flight: each is settled by its first delta or by its end."""
+
+    def __init__(self) -> None:
+        self.bits_of: dict[bytes, int] = {}
+        """Key to the bits of the engines that it was sent to; to read."""
+        self._sends: dict[int, dict[str, _Send]] = {}
+        self._num_sends: dict[int, dict[bytes, int]] = {}
+        """By bit and key."""
+
+    def add(self, bit: int, request_id: str, keys: Sequence[bytes], num_confirmed: int) -> None:
+        self.settle(bit, request_id, None)  # an id that is used again replaces what it was
+        self._sends.setdefault(bit, {})[request_id] = _Send(keys, num_confirmed)
+        num_sends = self._num_sends.setdefault(bit, {})
+        for key in keys:
+            num_sends[key] = num_sends.get(key, 0) + 1
+            self.bits_of[key] = self.bits_of.get(key, 0) | bit
+
+    def settle(self, bit: int, request_id: str, num_cached_keys: int | None) -> bool:
+        """As ``PrefixIndex.settle_send``."""
+        send = self._sends.get(bit, {}).pop(request_id, None)
+        if send is None:
+            return False
+        self._uncount(bit, send.keys)
+        return (
+            num_cached_keys is not None
+            and num_cached_keys < send.num_confirmed
+            and not send.is_evicted
+        )
+
+    def note_evicted(self, bit: int, keys: Iterable[bytes]) -> None:
+        """The engine no longer holds ``keys``."""
+        bits_of = self.bits_of
+        gone = {key for key in keys if bits_of.get(key, 0) & bit}
+        if gone:
+            for send in self._sends[bit].values():
+                if not gone.isdisjoint(send.keys[: send.num_confirmed]):
+                    send.is_evicted = True
+
+    def forget(self, bit: int) -> None:
+        """The engine is gone."""
+        self._sends.pop(bit, None)
+        for key in self._num_sends.pop(bit, {}):
+            self._clear(bit, key)
+
+    def move(self, bit: int, new_bit: int) -> None:
+        """The engine has another bit, and what it said is forgotten."""
+        sends = self._sends.get(bit, {})
+        self.forget(bit)
+        for request_id, send in sends.items():
+            self.add(new_bit, request_id, send.keys, 0)
+
+    def check_integrity(self, live_bits: int) -> None:
+        """For tests."""
+        expected: dict[bytes, int] = {}
+        for bit, sends in self._sends.items():
+            assert bit & live_bits, "sends to an engine that is gone"
+            for send in sends.values():
+                for key in send.keys:
+                    expected[key] = expected.get(key, 0) | bit
+        assert self.bits_of == expected
+
+    def _uncount(self, bit: int, keys: Sequence[bytes]) -> None:
+        """One request with ``keys`` is settled; others may have been sent with some of them."""
+        num_sends = self._num_sends[bit]
+        for key in keys:
+            num_sends[key] -= 1
+            if not num_sends[key]:
+                del num_sends[key]
+                self._clear(bit, key)
+        if not self._sends[bit]:
+            del self._sends[bit], self._num_sends[bit]
+
+    def _clear(self, bit: int, key: bytes) -> None:
+        bits = self.bits_of.get(key, 0) & ~bit
+        if bits:
+            self.bits_of[key] = bits
+        else:
+            self.bits_of.pop(key, None)
