@@ -15,6 +15,7 @@ EngineError
 ├── WarmUpError                a made-up request failed, so real ones would
 ├── RequestError               one request can never be served here
 ├── CreditError                a gateway used or returned a credit that it does not hold
+├── ProtocolError              a gateway sent what no gateway sends
 ├── StepOutOfMemory            a step needs more memory than there is
 └── RunnerError                a model runner broke the contract of ``engine.step``
     └── KvMismatchError        a sequence met KV that its own tokens did not write
@@ -53,6 +54,10 @@ class RequestError(EngineError):
 
 class CreditError(EngineError):
     """A gateway used or returned a credit that it does not hold: its connection is closed."""
+
+
+class ProtocolError(EngineError):
+    """A gateway sent what no gateway sends: its connection is closed."""
 
 
 class StepOutOfMemory(EngineError):

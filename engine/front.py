@@ -8,28 +8,37 @@ Ray or HTTP. Lives on one event loop.
 import asyncio
 import itertools
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from engine.cache_mirror import CacheMirror
 from engine.checkpoints.store import open_checkpoint
 from engine.config import EngineSpec
 from engine.credits import CreditLedger
-from engine.errors import CreditError, EngineDeadError, EngineStartError
+from engine.engine_metrics import EngineMetrics
+from engine.errors import CreditError, EngineDeadError, EngineStartError, ProtocolError
 from engine.messages import (
+    Abort,
     Demand,
     Draining,
     GatewayMessage,
+    GetSnapshot,
     Grant,
     LoadView,
+    Query,
     ReturnCredits,
     StepFrame,
     Submit,
 )
 from engine.model_card import make_model_card
+from engine.open_requests import OpenRequests
+from engine.rank_group import MAX_SILENCE_S, RankGroup
 from engine.rank_messages import FromGateway, GatewayGone, StepReport
-from engine.rank_process import RankProcess
+from engine.rate_limit import RateLimit
+from engine.records import Records
 from engine.request_limits import num_places
 from wire.connection import Connection
 from wire.endpoint import Endpoint
@@ -40,14 +49,20 @@ from wire.listener import Listener, listen
 
 logger = logging.getLogger(__name__)
 
-MAX_SILENCE_S = 30.0
-"""A step loop that did not go round for so long is stuck; far above the longest step."""
 LOAD_PERIOD_S = 0.1
 """A gateway that gets no deltas is told the load at most this often."""
 MAX_GATEWAY_BACKLOG_BYTES = 8 * MIB
 """Frames that a gateway has not read; with more, it is cut."""
 DRAIN_SETTLE_S = 1.0
 """Credits that are out when draining begins can be used for so long: submits are on their way."""
+SNAPSHOT_PERIOD_S = 1.0
+"""A gateway gets a snapshot at most this often, however often it asks."""
+SNAPSHOT_KEY_BYTES = 40
+"""Most that a key takes in a snapshot."""
+MAX_REQUEST_ID_CHARS = 256
+"""Records keep the ids."""
+FAIR_TURN_FRAMES = 64
+"""So many frames of one gateway are handled before others get their turn."""
 _DRAIN_POLL_S = 0.05
 _MAX_GATEWAY_FRAME_BYTES = MAX_FRAME_BYTES - 64
 """A gateway's frame goes on to the step loop inside of another one, which must not be too large."""
@@ -60,6 +75,11 @@ class _Gateway:
     source: int
     connection: Connection
     is_load_stale: bool = False
+    snapshot_s: float = 0.0
+    """When the last snapshot left."""
+    snapshot_timer: asyncio.TimerHandle | None = None
+    """Of the next one, if it was asked for."""
+    queries: RateLimit = field(default_factory=lambda: RateLimit(burst=16, per_s=8))
 
 
 class EngineFront:
@@ -81,9 +101,8 @@ class EngineFront:
         self._secret = secret
         self._host = host
         self._unix_dir = unix_dir
-        self._max_silence_s = max_silence_s
         self._max_gateway_backlog_bytes = max_gateway_backlog_bytes
-        self._rank = RankProcess()
+        self._ranks = RankGroup(max_silence_s=max_silence_s, folder=unix_dir)
         max_num_seqs = spec.config.max_num_seqs
         self._ledger = CreditLedger(
             # A few wait inside, so that the next step already takes a finished request's place.
@@ -93,6 +112,10 @@ class EngineFront:
         )
         self._sources = itertools.count(1)
         self._gateways: dict[int, _Gateway] = {}
+        self._open = OpenRequests()
+        self._mirror = CacheMirror()
+        self._records = Records()
+        self._metrics: EngineMetrics | None = None
         self._load = LoadView()
         self._load_changed = asyncio.Event()
         self._card = b""
@@ -106,11 +129,11 @@ class EngineFront:
     @property
     def rank_pid(self) -> int:
         """Process id of the step loop."""
-        return self._rank.pid
+        return self._ranks.pid
 
     async def start(self) -> Endpoint:
         """Load the model and listen. Raises ``EngineStartError``; ``close`` is due then, too."""
-        ready = await self._rank.start(self._spec)
+        ready = await self._ranks.start(self._spec)
         self._load = ready.load
         logger.info(
             "%s: loaded in %.2f s, warmed up in %.2f s, prefills %.0f tokens/s",
@@ -118,6 +141,13 @@ class EngineFront:
             ready.load_time_s,
             ready.warm_up_time_s,
             ready.load.prefill_tokens_per_s,
+        )
+        self._metrics = EngineMetrics(
+            self._spec,
+            ready,
+            engine_id=self._engine_id,
+            steps=self._records.steps,
+            ranks=self._ranks,
         )
         checkpoint = await asyncio.to_thread(open_checkpoint, self._spec.checkpoint)
         self._card = self._encode(
@@ -131,7 +161,9 @@ class EngineFront:
                 on_connection=self._serve,
                 limits=Limits(
                     max_frame_bytes=_MAX_GATEWAY_FRAME_BYTES,
-                    max_send_queue_bytes=len(self._card) + self._max_gateway_backlog_bytes,
+                    max_send_queue_bytes=len(self._card)
+                    + ready.num_blocks * SNAPSHOT_KEY_BYTES
+                    + self._max_gateway_backlog_bytes,
                 ),
             )
         except (OSError, ValueError) as error:
@@ -143,13 +175,17 @@ class EngineFront:
         return self._listener.endpoint
 
     def check_health(self) -> None:
-        """Raises ``EngineDeadError`` when the step loop's process is gone or stuck."""
+        """Raises ``EngineDeadError`` with the reason when a rank is gone or stuck."""
         if self._failure is not None:
             raise EngineDeadError(self._failure)
-        if not self._rank.is_running:
-            raise EngineDeadError("the step loop's process is not running")
-        if self._rank.silence_s > self._max_silence_s:
-            raise EngineDeadError(f"the step loop has been stuck for {self._rank.silence_s:.0f} s")
+        self._ranks.check()
+        if not self._ranks.is_running:
+            raise EngineDeadError("the engine is not running")
+
+    def render_metrics(self) -> bytes:
+        """In Prometheus' text format, as things are now. Precondition: ``start`` returned."""
+        assert self._metrics is not None, "metrics follow start"
+        return self._metrics.render()
 
     async def drain(self, grace_s: float | None = None) -> bool:
         """Grant nothing more and wait for the running requests, up to ``grace_s`` if given.
@@ -178,44 +214,85 @@ class EngineFront:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener is not None:
             await self._listener.close()
-        await self._rank.stop()
+        await self._ranks.stop()
 
     async def _serve(self, connection: Connection) -> None:
         """One gateway, from its handshake to its end."""
         gateway = _Gateway(next(self._sources), connection)
         self._gateways[gateway.source] = gateway
-        self._ledger.set_demand(gateway.source, 0)
+        self._ledger.set_demand(gateway.source, (0, 0, 0))
         connection.send(self._card)
+        self._send_snapshot(gateway)
         connection.send(self._encode(StepFrame([], self._load)))
         if self._is_draining:
             connection.send(self._encode(Draining()))
         try:
-            while self._failure is None:
-                self._take(gateway.source, await connection.receive())
-            connection.close(self._failure)
+            for num_frames in itertools.count(1):
+                if self._failure is not None:
+                    break
+                self._take(gateway, await connection.receive())
+                if num_frames % FAIR_TURN_FRAMES == 0:
+                    await asyncio.sleep(0)
+            connection.close(self._failure or "")
         except ConnectionClosed as closed:
             logger.info("gateway %d is gone: %s", gateway.source, closed.reason)
-        except (CreditError, msgspec.MsgspecError) as error:
+        except (CreditError, ProtocolError, msgspec.MsgspecError) as error:
             logger.warning("gateway %d broke the protocol: %s", gateway.source, error)
             connection.close(str(error))
         finally:
+            if gateway.snapshot_timer is not None:
+                gateway.snapshot_timer.cancel()
             del self._gateways[gateway.source]
             self._ledger.closed(gateway.source)
-            self._rank.send(GatewayGone(gateway.source))
+            self._ranks.send(GatewayGone(gateway.source))
             self._grant()
 
-    def _take(self, source: int, payload: bytes) -> None:
+    def _take(self, gateway: _Gateway, payload: bytes) -> None:
         message = self._decode(payload)
+        if isinstance(message, Abort):
+            if self._open.can_abort(gateway.source, message.request_id):
+                self._ranks.send(FromGateway(gateway.source, payload))
+            return
+        if isinstance(message, GetSnapshot):
+            self._plan_snapshot(gateway)
+            return
+        if isinstance(message, Query):
+            is_allowed = gateway.queries.allows(time.monotonic())
+            gateway.connection.send(
+                self._encode(self._records.answer(message, is_allowed=is_allowed))
+            )
+            return
         if isinstance(message, Demand):
-            self._ledger.set_demand(source, message.num_waiting)
+            self._ledger.set_demand(gateway.source, message.num_waiting)
         elif isinstance(message, ReturnCredits):
-            self._ledger.returned(source, message.num_credits)
+            self._ledger.returned(gateway.source, message.num_credits)
         else:
-            if isinstance(message, Submit):
-                request = message.request
-                self._ledger.submitted(source, len(request.token_ids), num_places(request))
-            self._rank.send(FromGateway(source, payload))
+            self._submit(gateway.source, message, payload)
         self._grant()
+
+    def _submit(self, source: int, message: Submit, payload: bytes) -> None:
+        request = message.request
+        if len(request.request_id) > MAX_REQUEST_ID_CHARS:
+            raise ProtocolError(f"a request id is longer than {MAX_REQUEST_ID_CHARS} characters")
+        self._ledger.submitted(
+            source, len(request.token_ids), num_places(request), request.service_class
+        )
+        self._open.submitted(source, request)
+        self._records.submitted(request)
+        self._ranks.send(FromGateway(source, payload))
+
+    def _plan_snapshot(self, gateway: _Gateway) -> None:
+        """At once, or when the period since the last one is over."""
+        if gateway.snapshot_timer is None:
+            loop = asyncio.get_running_loop()
+            due_s = max(loop.time(), gateway.snapshot_s + SNAPSHOT_PERIOD_S)
+            gateway.snapshot_timer = loop.call_at(due_s, self._send_snapshot, gateway)
+
+    def _send_snapshot(self, gateway: _Gateway) -> None:
+        gateway.snapshot_timer = None
+        gateway.snapshot_s = asyncio.get_running_loop().time()
+        for part in self._mirror.snapshot():
+            gateway.connection.send(self._encode(part))
 
     def _grant(self) -> None:
         for source, num_credits in self._ledger.grants(self._load).items():
@@ -225,19 +302,20 @@ class EngineFront:
         """Pass on what the step loop reports, until its process ends."""
         try:
             while True:
-                self._pass_on(await self._rank.receive())
+                self._pass_on(await self._ranks.receive())
         except ConnectionClosed:
-            self._fail(await self._rank.describe_end())
+            self._fail(await self._ranks.describe_end())
         except Exception:
             logger.exception("a report of the step loop could not be passed on")
             self._fail("the engine's front failed")
 
     def _pass_on(self, report: StepReport) -> None:
         self._load = report.load
-        self._ledger.taken(report.num_submits_taken)
+        if report.events is not None:
+            self._mirror.apply(report.events)
+        self._follow(report)
         informed: set[int] = set()
         for frame in report.frames:
-            self._ledger.finished(frame.source, frame.num_finished)
             gateway = self._gateways.get(frame.source)
             if gateway is not None:
                 gateway.connection.send(frame.payload)
@@ -251,6 +329,18 @@ class EngineFront:
                 gateway.is_load_stale = True
             self._load_changed.set()
         self._grant()
+
+    def _follow(self, report: StepReport) -> None:
+        """Count and record what became of the requests."""
+        self._ledger.taken(report.num_submits_taken)
+        progress = self._open.follow(report.num_submits_taken, report.notes)
+        for entry in progress.started:
+            self._ledger.started(entry.service_class, entry.num_tokens)
+        for entry, num_samples in progress.ended:
+            self._ledger.finished(entry.source, num_samples, entry.service_class)
+        finished = self._records.follow(report, progress.taken)
+        assert self._metrics is not None
+        self._metrics.record(report, finished)
 
     async def _share_load(self) -> None:
         """Tell the load to gateways whose streams did not bring it, at most once per period."""

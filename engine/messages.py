@@ -351,7 +351,9 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 
     query_id: int
     payload: bytes | None
-    """JSON: a list of ``StepRecord`` objects, or a request's timeline; None: unknown here."""
+    """JSON: a list of ``StepRecord`` objects, or a request's timeline; None: unknown
+    here, or asked too often.
+    """
 
 
 GatewayMessage = Demand | ReturnCredits | Submit | Abort | GetSnapshot | Query

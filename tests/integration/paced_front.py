@@ -14,8 +14,9 @@ from safetensors.numpy import save_file
 from cache_tiers.keys import BlockKey, block_keys
 from engine.checkpoints.manifest import build_manifest, write_manifest
 from engine.config import EngineConfig, EngineSpec, PacedConfig
-from engine.front import MAX_GATEWAY_BACKLOG_BYTES, MAX_SILENCE_S, EngineFront
+from engine.front import MAX_GATEWAY_BACKLOG_BYTES, EngineFront
 from engine.messages import (
+    CacheSnapshot,
     Demand,
     Draining,
     EngineMessage,
@@ -24,10 +25,12 @@ from engine.messages import (
     Grant,
     LoadView,
     ModelCard,
+    Reply,
     SamplingParams,
     Submit,
     TokenDelta,
 )
+from engine.rank_group import MAX_SILENCE_S
 from wire.connection import Connection, connect
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed
@@ -94,6 +97,8 @@ class Gateway:
         self.num_credits = 0
         self.is_draining = False
         self.stored: list[bytes] = []
+        self.snapshots: list[CacheSnapshot] = []
+        self.replies: list[Reply] = []
         self.deltas: defaultdict[str, list[TokenDelta]] = defaultdict(list)
 
     def send(self, message: GatewayMessage) -> None:
@@ -113,6 +118,10 @@ class Gateway:
             self.num_credits += message.num_credits
         elif isinstance(message, Draining):
             self.is_draining = True
+        elif isinstance(message, CacheSnapshot):
+            self.snapshots.append(message)
+        elif isinstance(message, Reply):
+            self.replies.append(message)
         else:
             self.load = message.load
             self.stored += message.events.stored if message.events else []
@@ -146,7 +155,7 @@ class Gateway:
 
     async def _submit(self, request: EngineRequest) -> None:
         if self.num_credits == 0:
-            self.send(Demand(1))
+            self.send(Demand((0, 1, 0)))
             await self.until(lambda: self.num_credits > 0)
         self.num_credits -= 1
         self.send(Submit(request))

@@ -1,6 +1,7 @@
 """What gateways and a front say to each other, with a real step loop's process behind it."""
 
 import asyncio
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.config import MIB, EngineConfig, PacedConfig
-from engine.messages import Abort, Demand, FinishReason, ReturnCredits, Submit
+from engine.messages import Abort, Demand, FinishReason, GetSnapshot, Query, ReturnCredits, Submit
 from tests.integration.paced_front import (
     FOREVER,
     PACED,
@@ -88,6 +89,35 @@ async def test_other_gateways_are_told_of_load_and_cached_prefixes(checkpoint: P
         assert not idle.deltas
 
 
+async def test_a_new_gateway_learns_all_keys_and_an_operator_what_happened(
+    checkpoint: Path,
+) -> None:
+    async with running(checkpoint) as (front, endpoint), gateway_at(endpoint) as first:
+        await first.submit("r", max_tokens=20, prompt_len=300)
+        await first.answer("r")
+        async with gateway_at(endpoint) as late:
+            await late.until(lambda: bool(late.snapshots))
+            assert late.snapshots[0].keys == late.request("r", 1, 300).block_keys[7::8]
+            for _ in range(100):
+                late.send(GetSnapshot())
+            late.send(Query(1, "steps", "2"))
+            late.send(Query(2, "request", "r"))
+            late.send(Query(3, "request", "unknown"))
+            await late.until(lambda: len(late.replies) == 3)
+            assert len(late.snapshots) <= 2
+            steps, timeline, unknown = [reply.payload for reply in late.replies]
+            assert steps is not None
+            assert [step["outcome"] for step in json.loads(steps)] == ["ok", "ok"]
+            assert timeline is not None
+            course = json.loads(timeline)
+            assert course["is_finished"]
+            assert (course["num_prompt_tokens"], course["num_generated_tokens"]) == (300, 20)
+            assert course["events"][-1]["kind"] == "blocks_freed"
+            assert unknown is None
+        page = front.render_metrics().decode()
+        assert 'headwater:generation_tokens_total{engine="tiny/1",model_name="tiny"} 20.0' in page
+
+
 async def test_an_abort_ends_the_request_with_its_usage(checkpoint: Path) -> None:
     async with running(checkpoint) as (_, endpoint), gateway_at(endpoint) as gateway:
         await gateway.submit("r", max_tokens=FOREVER)
@@ -125,12 +155,12 @@ async def test_a_lost_gateway_takes_its_requests_along_and_nobody_elses(checkpoi
                 await lost.started(f"lost-{index}")
             await survivor.submit("kept", max_tokens=300)
             await survivor.started("kept")
-            lost.send(Demand(5))
+            lost.send(Demand((0, 5, 0)))
             await lost.until(lambda: lost.num_credits > 0)
         lost_s = time.monotonic()
         await survivor.until(lambda: survivor.load.num_running == 1, timeout_s=2)
         assert time.monotonic() - lost_s < 2
-        survivor.send(Demand(9))
+        survivor.send(Demand((0, 9, 0)))
         await survivor.until(lambda: survivor.num_credits == 9)  # 8 + 2 places, one is taken
         tokens, last = await survivor.answer("kept")
         assert (len(tokens), last.finish_reason) == (300, FinishReason.LENGTH)
@@ -162,10 +192,10 @@ async def test_credits_are_shared_between_gateways_and_come_back(checkpoint: Pat
         gateway_at(endpoint) as first,
         gateway_at(endpoint) as second,
     ):
-        first.send(Demand(50))
+        first.send(Demand((0, 50, 0)))
         await first.until(lambda: first.num_credits == 10)  # 8 sequences and 2 that wait
-        second.send(Demand(50))
-        first.send(Demand(0))
+        second.send(Demand((0, 50, 0)))
+        first.send(Demand((0, 0, 0)))
         first.send(ReturnCredits(4))
         await second.until(lambda: second.num_credits == 4)
 
@@ -174,13 +204,20 @@ async def test_a_gateway_that_does_not_read_is_cut_and_slows_nobody(
     checkpoint: Path, unix_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Over the Unix socket: the kernel's buffers are small there, TCP's hold thousands of steps.
-    config = PACED.model_copy(update={"max_num_seqs": 64, "paced": PacedConfig(step_base_s=0.002)})
+    # A small pool: the room for a snapshot counts as backlog, too.
+    config = PACED.model_copy(
+        update={
+            "max_num_seqs": 64,
+            "kv_cache_bytes": 64 * 8000,
+            "paced": PacedConfig(step_base_s=0.002),
+        }
+    )
     async with (
         running(checkpoint, unix_dir, config, max_gateway_backlog_bytes=200_000) as (_, endpoint),
         gateway_at(endpoint) as reader,
         gateway_at(endpoint, Limits(max_receive_queue_bytes=50_000)) as stuck,
     ):
-        stuck.send(Demand(60))
+        stuck.send(Demand((0, 60, 0)))
         await stuck.until(lambda: stuck.num_credits == 60)
         for index in range(60):
             await stuck.submit(f"stuck-{index}", max_tokens=FOREVER)
@@ -207,7 +244,7 @@ async def test_a_drain_finishes_what_runs_and_grants_nothing(checkpoint: Path) -
         await gateway.started("r")
         drain = asyncio.create_task(front.drain())
         await gateway.until(lambda: gateway.is_draining)
-        gateway.send(Demand(3))
+        gateway.send(Demand((0, 3, 0)))
         tokens, _ = await gateway.answer("r")
         assert len(tokens) == 100
         assert await drain is True

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from engine.credits import CreditLedger
 from engine.errors import CreditError
-from engine.messages import LoadView
+from engine.messages import LoadView, ServiceClass
 
 IDLE = LoadView(prefill_tokens_per_s=1000.0)
 
@@ -21,14 +21,14 @@ def ledger(
 
 def test_grants_no_more_than_what_waits() -> None:
     credits_ = ledger()
-    credits_.set_demand(1, 2)
+    credits_.set_demand(1, (0, 2, 0))
     assert credits_.grants(IDLE) == {1: 2}
     assert credits_.grants(IDLE) == {}
 
 
 def test_grants_no_more_than_the_engine_holds_and_goes_on_when_a_request_finishes() -> None:
     credits_ = ledger(max_num_places=2)
-    credits_.set_demand(1, 5)
+    credits_.set_demand(1, (0, 5, 0))
     assert credits_.grants(IDLE) == {1: 2}
     credits_.submitted(1, 10)
     credits_.submitted(1, 10)
@@ -39,12 +39,12 @@ def test_grants_no_more_than_the_engine_holds_and_goes_on_when_a_request_finishe
 
 def test_a_request_takes_as_many_places_as_it_has_samples() -> None:
     credits_ = ledger(max_num_places=6)
-    credits_.set_demand(1, 9)
+    credits_.set_demand(1, (0, 9, 0))
     assert credits_.grants(IDLE) == {1: 6}
     credits_.returned(1, 5)
-    credits_.set_demand(1, 1)
+    credits_.set_demand(1, (0, 1, 0))
     credits_.submitted(1, 10, num_places=5)
-    credits_.set_demand(1, 9)
+    credits_.set_demand(1, (0, 9, 0))
     assert credits_.grants(IDLE) == {1: 1}
     credits_.finished(1, 2)
     assert credits_.grants(IDLE) == {1: 2}
@@ -53,16 +53,16 @@ def test_a_request_takes_as_many_places_as_it_has_samples() -> None:
 
 def test_shares_scarce_credits_fairly_however_much_one_gateway_asks_for() -> None:
     credits_ = ledger(max_num_places=6)
-    credits_.set_demand(1, 100)
-    credits_.set_demand(2, 2)
-    credits_.set_demand(3, 100)
+    credits_.set_demand(1, (0, 100, 0))
+    credits_.set_demand(2, (0, 2, 0))
+    credits_.set_demand(3, (0, 100, 0))
     assert credits_.grants(IDLE) == {1: 2, 2: 2, 3: 2}
 
 
 def test_the_turn_goes_on_where_it_ended() -> None:
     credits_ = ledger(max_num_places=1)
     for source in (1, 2, 3):
-        credits_.set_demand(source, 10)
+        credits_.set_demand(source, (0, 10, 0))
     winners: Counter[int] = Counter()
     for _ in range(9):
         [(source, num_credits)] = credits_.grants(IDLE).items()
@@ -74,10 +74,10 @@ def test_the_turn_goes_on_where_it_ended() -> None:
 
 def test_holds_back_when_prompts_would_not_be_prefilled_within_the_budget() -> None:
     credits_ = ledger(max_num_places=100, ttft_budget_s=1.0)
-    credits_.set_demand(1, 1)
+    credits_.set_demand(1, (0, 1, 0))
     credits_.grants(IDLE)
     credits_.submitted(1, 300)  # from here on prompts are expected to have 300 tokens
-    credits_.set_demand(1, 50)
+    credits_.set_demand(1, (0, 50, 0))
     assert credits_.grants(IDLE) == {1: 2}  # 300 + 2 x 300 <= 1000
     credits_.taken(1)
     still_pending = LoadView(prefill_tokens_per_s=1000.0, pending_prefill_tokens=300)
@@ -87,7 +87,7 @@ def test_holds_back_when_prompts_would_not_be_prefilled_within_the_budget() -> N
 
 def test_a_prompt_longer_than_the_whole_budget_still_gets_in_alone() -> None:
     credits_ = ledger(max_num_places=100, ttft_budget_s=0.001)
-    credits_.set_demand(1, 10)
+    credits_.set_demand(1, (0, 10, 0))
     assert credits_.grants(IDLE) == {1: 1}
     credits_.submitted(1, 5000)
     assert credits_.grants(IDLE) == {}
@@ -97,7 +97,7 @@ def test_a_prompt_longer_than_the_whole_budget_still_gets_in_alone() -> None:
 
 def test_as_much_as_one_step_computes_may_wait_however_slow_steps_look() -> None:
     credits_ = ledger(max_num_places=100, step_budget_tokens=512)
-    credits_.set_demand(1, 50)
+    credits_.set_demand(1, (0, 50, 0))
     slow = LoadView(prefill_tokens_per_s=10.0)
     assert credits_.grants(slow) == {1: 4}  # of 128 tokens each
 
@@ -107,7 +107,7 @@ def test_prompts_that_are_mostly_cached_weigh_less() -> None:
     load = LoadView(prefill_tokens_per_s=10.0)
     num_cached = 0
     for num_prompts in range(1, 60):
-        credits_.set_demand(1, 1)
+        credits_.set_demand(1, (0, 1, 0))
         credits_.grants(load)
         credits_.submitted(1, 1000)
         credits_.taken(1)
@@ -118,7 +118,7 @@ def test_prompts_that_are_mostly_cached_weigh_less() -> None:
             num_prompt_tokens=num_prompts * 1000,
             num_cached_prompt_tokens=num_cached,
         )
-    credits_.set_demand(1, 50)
+    credits_.set_demand(1, (0, 50, 0))
     assert credits_.grants(load)[1] in range(8, 11)  # some 50 tokens each are new
 
 
@@ -130,7 +130,7 @@ def test_submitting_without_a_credit_is_an_error() -> None:
 
 def test_returning_more_than_one_holds_is_an_error() -> None:
     credits_ = ledger()
-    credits_.set_demand(1, 1)
+    credits_.set_demand(1, (0, 1, 0))
     credits_.grants(IDLE)
     with pytest.raises(CreditError, match="2 credits were returned, 1 are held"):
         credits_.returned(1, 2)
@@ -140,20 +140,20 @@ def test_returning_more_than_one_holds_is_an_error() -> None:
 
 def test_returned_credits_go_to_those_who_wait() -> None:
     credits_ = ledger(max_num_places=2)
-    credits_.set_demand(1, 2)
+    credits_.set_demand(1, (0, 2, 0))
     credits_.grants(IDLE)
-    credits_.set_demand(1, 0)
-    credits_.set_demand(2, 2)
+    credits_.set_demand(1, (0, 0, 0))
+    credits_.set_demand(2, (0, 2, 0))
     credits_.returned(1, 2)
     assert credits_.grants(IDLE) == {2: 2}
 
 
 def test_a_closed_gateway_frees_its_credits_at_once_and_its_requests_when_they_end() -> None:
     credits_ = ledger(max_num_places=2)
-    credits_.set_demand(1, 2)
+    credits_.set_demand(1, (0, 2, 0))
     credits_.grants(IDLE)
     credits_.submitted(1, 10)
-    credits_.set_demand(2, 2)
+    credits_.set_demand(2, (0, 2, 0))
     credits_.closed(1)
     assert credits_.grants(IDLE) == {2: 1}
     credits_.finished(1, 1)
@@ -163,9 +163,56 @@ def test_a_closed_gateway_frees_its_credits_at_once_and_its_requests_when_they_e
 
 def test_draining_grants_nothing_more() -> None:
     credits_ = ledger()
-    credits_.set_demand(1, 1)
+    credits_.set_demand(1, (0, 1, 0))
     credits_.stop_granting()
     assert credits_.grants(IDLE) == {}
+
+
+def test_a_flood_of_batch_work_leaves_an_interactive_request_a_credit_at_once() -> None:
+    credits_ = ledger(max_num_places=3)
+    credits_.set_demand(1, (0, 0, 1000))
+    assert credits_.grants(IDLE) == {1: 3}
+    for _ in range(3):
+        credits_.submitted(1, 10, service_class=ServiceClass.BATCH)
+    assert credits_.grants(IDLE) == {}
+    credits_.set_demand(2, (1, 0, 0))
+    assert credits_.grants(IDLE) == {2: 1}
+    credits_.check_integrity()
+
+
+def test_prompts_of_lower_classes_do_not_use_up_the_budget_of_a_higher_one() -> None:
+    credits_ = ledger(max_num_places=3)
+    credits_.set_demand(1, (0, 0, 1))
+    credits_.grants(IDLE)
+    credits_.submitted(1, 5000, service_class=ServiceClass.BATCH)
+    credits_.taken(1)
+    busy = LoadView(prefill_tokens_per_s=1000.0, pending_prefill_tokens=5000)
+    credits_.set_demand(1, (0, 0, 1))
+    assert credits_.grants(busy) == {}
+    credits_.set_demand(2, (1, 0, 0))
+    assert credits_.grants(busy) == {2: 1}
+
+
+def test_a_lower_class_goes_on_when_higher_ones_pause() -> None:
+    credits_ = ledger(max_num_places=1)
+    credits_.set_demand(1, (1, 0, 0))
+    credits_.set_demand(2, (0, 0, 1))
+    assert credits_.grants(IDLE) == {1: 1}
+    credits_.submitted(1, 10, service_class=ServiceClass.INTERACTIVE)
+    assert credits_.grants(IDLE) == {}
+    credits_.finished(1, 1, ServiceClass.INTERACTIVE)
+    credits_.taken(1)
+    credits_.started(ServiceClass.INTERACTIVE, 10)
+    assert credits_.grants(IDLE) == {2: 1}
+
+
+def test_credits_of_one_class_used_for_another_are_bounded_in_sum() -> None:
+    credits_ = ledger(max_num_places=2)
+    for _ in range(50):
+        credits_.set_demand(1, (9, 0, 0))
+        for _ in range(credits_.grants(IDLE).get(1, 0)):
+            credits_.submitted(1, 1, service_class=ServiceClass.BATCH)
+    assert credits_.num_in_flight == 6
 
 
 OPERATIONS = st.tuples(
@@ -188,7 +235,7 @@ def test_no_order_of_events_overcommits_the_engine_or_loses_a_credit(
         source = generation * 10 + lane
         match name:
             case "demand":
-                credits_.set_demand(source, number)
+                credits_.set_demand(source, (0, number, 0))
             case "submit" if held[source]:
                 credits_.submitted(source, number * 100)
                 held[source] -= 1
