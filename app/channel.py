@@ -150,7 +150,7 @@ class ChannelClient:
         if self._connection.close_reason is not None:
             raise ConnectionClosed(self._connection.close_reason)
         query_id = next(self._query_ids)
-        reply = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self._queries[query_id] = reply
         try:
             self._send(Query(query_id, kind, argument))
