@@ -95,6 +95,7 @@ class EngineFront:
         unix_dir: Path | None,
         max_silence_s: float = MAX_SILENCE_S,
         max_gateway_backlog_bytes: int = MAX_GATEWAY_BACKLOG_BYTES,
+        rank_module: str = "engine.rank",
     ) -> None:
         self._spec = spec.model_copy(update={"checkpoint": spec.checkpoint.absolute()})
         self._engine_id = engine_id
@@ -102,7 +103,9 @@ class EngineFront:
         self._host = host
         self._unix_dir = unix_dir
         self._max_gateway_backlog_bytes = max_gateway_backlog_bytes
-        self._ranks = RankGroup(max_silence_s=max_silence_s, folder=unix_dir)
+        self._ranks = RankGroup(
+            max_silence_s=max_silence_s, folder=unix_dir, rank_module=rank_module
+        )
         max_num_seqs = spec.config.max_num_seqs
         self._ledger = CreditLedger(
             # A few wait inside, so that the next step already takes a finished request's place.

@@ -32,10 +32,17 @@ _BLAME_DELAY_S = 0.1
 class RankGroup:
     """Call order: ``start``, then ``send`` and ``receive``, then ``stop`` in any case."""
 
-    def __init__(self, *, max_silence_s: float = MAX_SILENCE_S, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_silence_s: float = MAX_SILENCE_S,
+        folder: Path | None = None,
+        rank_module: str = "engine.rank",
+    ) -> None:
         """Several ranks meet in a private folder below ``folder``, or the one for temporary files;
-        ``stop`` removes it.
+        ``stop`` removes it. ``rank_module`` is what Python runs for each.
         """
+        self._rank_module = rank_module
         self._max_silence_s = max_silence_s
         self._folder = folder
         self._ranks: list[RankProcess] = []
@@ -71,7 +78,7 @@ class RankGroup:
         thread that lives as long as the processes shall (``RankProcess.spawn``).
         """
         size = spec.config.tensor_parallel_size
-        self._ranks = [RankProcess(RankSpec(rank, size)) for rank in range(size)]
+        self._ranks = [RankProcess(RankSpec(rank, size), self._rank_module) for rank in range(size)]
         self._spawn()
         loads = [asyncio.create_task(rank.load(spec)) for rank in self._ranks]
         try:

@@ -33,8 +33,10 @@ _POLL_S = 0.02
 class RankProcess:
     """Call order: ``spawn``, ``load``, then ``send`` and ``receive``, then ``stop`` in any case."""
 
-    def __init__(self, rank: RankSpec) -> None:
+    def __init__(self, rank: RankSpec, module: str = "engine.rank") -> None:
+        """``module``: what Python runs; a benchmark has a rank of its own."""
         self._rank = rank
+        self._module = module
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._connection: Connection | None = None
@@ -93,7 +95,7 @@ class RankProcess:
             arguments += ["--rendezvous", rendezvous]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "engine.rank", *map(str, arguments)],
+                [sys.executable, "-m", self._module, *map(str, arguments)],
                 pass_fds=[sock.fileno() for sock in (theirs, *links)],
                 cwd=_SOURCE_ROOT,  # where -m finds the package, installed or not
                 stdin=subprocess.DEVNULL,
