@@ -15,16 +15,24 @@ from app.dispatch import Dispatcher
 from app.errors import ModelNotFoundError
 from app.membership import ConnectEngine, EngineAddress, Membership
 from app.metrics import Metrics
+from app.routing.policy import POLICIES, PolicyName
 from app.text.tokenization import TokenizerCache
 
 
 class Gateway:
     """One gateway process."""
 
-    def __init__(self, config: GatewayConfig, *, connect: ConnectEngine = connect_engine) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        connect: ConnectEngine = connect_engine,
+        policy: PolicyName = "least_ttft",
+    ) -> None:
         self.tokenizers = TokenizerCache()
         self.metrics = Metrics()
         self._connect = connect
+        self._policy = POLICIES[policy]
         self._dispatchers: dict[str, Dispatcher] = {}
         self._memberships: dict[str, Membership] = {}
         self.reconfigure(config)
@@ -78,5 +86,7 @@ class Gateway:
     def _dispatcher(self, model: str) -> Dispatcher:
         dispatcher = self._dispatchers.get(model)
         if dispatcher is None:
-            dispatcher = self._dispatchers[model] = Dispatcher(model, self.config)
+            dispatcher = self._dispatchers[model] = Dispatcher(
+                model, self.config, policy=self._policy
+            )
         return dispatcher

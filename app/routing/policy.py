@@ -1,16 +1,18 @@
-"""Which engine a request should go to: a pure function of what the gateway knows. No I/O, no clock,
+"""Which engine a request should go to: pure functions of what the gateway knows. No I/O, no clock,
 no state.
 
-The cost of an engine is the estimated time to the first token there: the prefill work before and of
-this request, which a cached prefix shortens, a step for each sequence that shares the steps, and
-the wait for a place if all are taken.
+``choose`` takes the cheapest engine. The cost is the estimated time to the first token there: the
+prefill work before and of this request, which a cached prefix shortens, a step for each sequence
+that shares the steps, and the wait for a place if all are taken.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Literal, Protocol
 
 from engine.messages import LoadView
+from engine.seeds import mix64
 
 UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
 """Until an engine has measured its own: equal for all, it only weighs prefill against steps."""
@@ -78,6 +80,32 @@ def choose(
     return equal[rotation % len(equal)]
 
 
+def power_of_two(
+    num_prompt_tokens: int,  # noqa: ARG001 - what a policy is given
+    candidates: Sequence[Candidate],
+    *,
+    current: str | None = None,  # noqa: ARG001
+    rotation: int = 0,
+) -> Candidate:
+    """Of two random candidates the one with fewer in flight, as Ray Serve's default router does:
+    what the cost of prefixes and queues is compared with.
+
+    ``rotation`` is the seed. Precondition: ``candidates`` is not empty.
+    """
+    draw = mix64(rotation)
+    first = draw % len(candidates)
+    # One of the others: drawn from the places after the first, around the end.
+    second = (first + 1 + (draw >> 32) % max(1, len(candidates) - 1)) % len(candidates)
+    return min(candidates[first], candidates[second], key=_num_sharing)
+
+
+PolicyName = Literal["least_ttft", "power_of_two"]
+
+POLICIES: Mapping[PolicyName, Policy] = MappingProxyType(
+    {"least_ttft": choose, "power_of_two": power_of_two}
+)
+
+
 def cost_s(num_prompt_tokens: int, candidate: Candidate) -> float:
     """Estimated seconds from submitting the request there to its first token."""
     load = candidate.load
@@ -89,15 +117,19 @@ def cost_s(num_prompt_tokens: int, candidate: Candidate) -> float:
     # KV that has to be freed first was somebody's work; it is about as much to be done again.
     num_missing = max(0, num_uncached - num_free_tokens) if is_measured else 0
     num_tokens = load.pending_prefill_tokens + candidate.num_unseen_tokens
-    # A view may be older than the submits before it: there are at least this gateway's own.
-    num_sharing = max(
-        load.num_running + load.num_waiting + candidate.num_unseen, candidate.num_in_flight
-    )
+    num_sharing = _num_sharing(candidate)
     return (
         (num_tokens + num_uncached + num_missing) / rate
         + num_sharing * load.step_time_s
         + _place_wait_s(num_sharing, candidate.max_num_seqs, load.mean_answer_s or MEAN_ANSWER_S)
     )
+
+
+def _num_sharing(candidate: Candidate) -> int:
+    """Samples that are there or on their way."""
+    load = candidate.load
+    # A view may be older than the submits before it: there are at least this gateway's own.
+    return max(load.num_running + load.num_waiting + candidate.num_unseen, candidate.num_in_flight)
 
 
 def _place_wait_s(num_before: int, max_num_seqs: int, mean_answer_s: float) -> float:

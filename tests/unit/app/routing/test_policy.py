@@ -1,13 +1,14 @@
 """The choice of an engine, as a pure function."""
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.routing.policy import Candidate, choose, cost_s
+from app.routing.policy import Candidate, choose, cost_s, power_of_two
 from engine.messages import LoadView
 
 IDLE = LoadView(num_blocks=1000, num_free_blocks=1000, prefill_tokens_per_s=1000, step_time_s=0.02)
@@ -123,3 +124,17 @@ def test_more_cached_tokens_never_cost_more(
         candidate, num_cached_tokens=candidate.num_cached_tokens + num_more
     )
     assert cost_s(num_prompt_tokens, warmer) <= cost_s(num_prompt_tokens, candidate)
+
+
+def test_power_of_two_takes_the_less_busy_of_two_and_each_pair_in_time() -> None:
+    loads = {"a": 0, "b": 1, "c": 2, "d": 3}
+    candidates = [candidate(name, loaded(num_running=num)) for name, num in loads.items()]
+    chosen = Counter(power_of_two(100, candidates, rotation=turn).engine_id for turn in range(6000))
+    # Of the six pairs "a" is in three, "b" beats two others, "c" one.
+    expected = {"a": 3000, "b": 2000, "c": 1000}
+    assert chosen.keys() == expected.keys()
+    assert all(abs(chosen[name] - number) < 200 for name, number in expected.items())
+
+
+def test_power_of_two_needs_no_second_candidate() -> None:
+    assert power_of_two(100, [candidate("only")], rotation=3).engine_id == "only"
