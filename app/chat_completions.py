@@ -1,6 +1,7 @@
 """``POST /v1/chat/completions``: from the body to what the engine is told, and the answer."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -49,7 +50,9 @@ class ChatCompletions:
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
         tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
+        begun_s = time.monotonic()
         prompt = await _tokenize(request, tokenizer, is_long=is_long)
+        record.note_tokenized(begun_s)
         sampling = sampling_params(request, len(prompt.token_ids), tokenizer.card)
         options = request.options()
         asked = AskedPrompt(
@@ -69,6 +72,7 @@ class ChatCompletions:
             _ChatShape(options, tokenizer, prompt),
             dispatcher=dispatcher,
             config=self._gateway.config,
+            gaps=self._gateway.metrics.gaps_of(dispatcher.model),
         )
         await run.run(send, gone)
 

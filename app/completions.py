@@ -1,6 +1,7 @@
 """``POST /v1/completions``: from the body to what the engine is told, and the answer."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -64,7 +65,9 @@ class Completions:
         tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
         options = request.options()
         build = partial(_prompt_runs, request, options, tokenizer, record.request_id)
+        begun_s = time.monotonic()
         runs = await asyncio.to_thread(build) if is_long else build()
+        record.note_tokenized(begun_s)
         run = AnswerRun(
             record,
             runs,
@@ -72,6 +75,7 @@ class Completions:
             _CompletionShape(options, tokenizer, [run.prompt for run in runs]),
             dispatcher=dispatcher,
             config=self._gateway.config,
+            gaps=self._gateway.metrics.gaps_of(dispatcher.model),
         )
         await run.run(send, gone)
 

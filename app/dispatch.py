@@ -238,6 +238,7 @@ class Dispatcher:
         job.num_attempts += 1
         job.num_open_samples = job.num_samples
         job.has_begun = False
+        job.num_cached_tokens = None
         job.loss = None
         member.running[job.request_id] = job
         member.num_running_samples += job.num_samples

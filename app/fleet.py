@@ -122,9 +122,8 @@ class Fleet:
         candidate = _candidate(member, num_matching, 0, 0)
         num_tokens = len(job.prompt.token_ids)
         num_cached = min(candidate.num_cached_tokens, num_tokens - 1)
-        if job.predicted_cached_tokens is None:
-            job.predicted_cached_tokens = num_cached
-            job.predicted_ttft_s = cost_s(num_tokens, candidate)
+        job.predicted_cached_tokens = num_cached
+        job.predicted_ttft_s = cost_s(num_tokens, candidate)
         member.unseen[job] = num_tokens - num_cached
         member.unconfirmed[job.request_id] = job
         self.index.count_send(member.engine_id, job.request_id, keys)

@@ -71,7 +71,7 @@ class Job:
     num_cached_tokens: int | None = None
     """As the engine that runs it counted them; None before its first delta."""
     predicted_cached_tokens: int | None = None
-    """What the router expected of the prefix cache of the engine it was first sent to."""
+    """What the router expected of the prefix cache of the engine it was sent to last."""
     predicted_ttft_s: float | None = None
     """From that submission to the first token, as the router expected it."""
 

@@ -7,7 +7,23 @@ from dataclasses import dataclass, field
 import orjson
 from starlette.types import Scope
 
+from engine.messages import ServiceClass
+
 _SCOPE_KEY = "headwater.request"
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""A client may send any word as a method."""
+
+
+@dataclass(slots=True)
+class Outlook:
+    """Of a request's prompts together, at the engines that answered them."""
+
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    first_token_s: float = 0.0
+    """From the submission to the first token."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,12 +41,29 @@ class RequestRecord:
     error: str | None = None
     model: str | None = None
     is_stream: bool = False
+    service_class: ServiceClass | None = None
+    tokenizing_s: float | None = None
+    """Spent on the prompts, the wait for a thread included."""
+    tokenized_s: float | None = None
+    """When it was done, by the monotonic clock."""
     engine_id: str | None = None
     num_attempts: int = 0
+    """Of the prompt that needed most."""
+    num_submissions: int = 0
+    """To engines, of all prompts."""
+    num_retries: int = 0
+    """Those after a prompt's first one."""
+    predicted: Outlook = field(default_factory=Outlook)
+    """By the router. Only what the engines confirmed or refuted since: see ``actual``."""
+    actual: Outlook = field(default_factory=Outlook)
+    """Of the same prompts as ``predicted``."""
     queue_wait_s: float | None = None
     ttft_s: float | None = None
+    """A stream's when the socket had taken it, else when the engine's token came."""
     tpot_s: float | None = None
-    """Mean time per output token after the first, of the slowest prompt's longest sample."""
+    """Mean time per output token after the first, of the slowest prompt's longest sample; by the
+    same stamps.
+    """
     finish_reason: str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -40,8 +73,14 @@ class RequestRecord:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started_s
 
+    def note_tokenized(self, begun_s: float) -> None:
+        """The prompts are tokens now; ``begun_s``: since when, by the monotonic clock."""
+        self.tokenized_s = time.monotonic()
+        self.tokenizing_s = self.tokenized_s - begun_s
+
     def log_line(self) -> str:
         """One JSON object."""
+        kind = self.service_class
         line = {
             "event": "request",
             "request_id": self.request_id,
@@ -52,8 +91,11 @@ class RequestRecord:
             "error": self.error,
             "model": self.model,
             "stream": self.is_stream,
+            "service_class": None if kind is None else kind.name.lower(),
             "engine_id": self.engine_id,
             "attempts": self.num_attempts,
+            "retries": self.num_retries,
+            "tokenizing_ms": _ms(self.tokenizing_s),
             "queue_wait_ms": _ms(self.queue_wait_s),
             "ttft_ms": _ms(self.ttft_s),
             "tpot_ms": _ms(self.tpot_s),
@@ -61,6 +103,7 @@ class RequestRecord:
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.num_cached_tokens,
+            "predicted_cached_tokens": self.predicted.cached_tokens,
             "completion_tokens": self.num_completion_tokens,
         }
         return orjson.dumps(
@@ -73,7 +116,8 @@ def create_record(scope: Scope) -> RequestRecord:
     path: str = scope["path"]
     is_text = path.endswith("/completions") and not path.endswith("/chat/completions")
     prefix = "cmpl" if is_text else "chatcmpl"
-    return RequestRecord(scope["method"], f"{prefix}-{secrets.token_hex(12)}")
+    method = scope["method"] if scope["method"] in _METHODS else "other"
+    return RequestRecord(method, f"{prefix}-{secrets.token_hex(12)}")
 
 
 def attach_record(scope: Scope, record: RequestRecord) -> None:

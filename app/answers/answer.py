@@ -207,14 +207,27 @@ class PromptAnswer:
         return max(generation.usage.cached_tokens for generation in self.generations)
 
     @property
-    def tpot_s(self) -> float | None:
-        """Mean time per token after the first, as the engine sent them: however slowly the client
-        reads. Samples run side by side, so the longest one counts.
+    def first_token_s(self) -> float | None:
+        """When the engine's first token came, of any sample."""
+        return self._first_token_s
+
+    @property
+    def span_s(self) -> float | None:
+        """From the engine's first token to its last one; None without any."""
+        return None if self._first_token_s is None else self._last_token_s - self._first_token_s
+
+    @property
+    def sample_indices(self) -> range:
+        """Of its samples, among those of all prompts."""
+        return range(self._first_index, self._first_index + self._num_samples)
+
+    def tpot_s(self, span_s: float | None) -> float | None:
+        """Mean time per token after the first, of tokens that came within ``span_s``.
+
+        Samples run side by side, so the longest one counts.
         """
-        num_later = max(generation.num_tokens for generation in self.generations) - 1
-        if self._first_token_s is None or num_later < 1:
-            return None
-        return (self._last_token_s - self._first_token_s) / num_later
+        longest = max(generation.usage.completion_tokens for generation in self.generations)
+        return None if span_s is None or longest < 2 else span_s / (longest - 1)
 
     # As ``app.queue.Answer``.
 

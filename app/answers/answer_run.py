@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import orjson
 from starlette.types import Send
 
-from app.answers.answer import Answer, AskedPrompt
+from app.answers.answer import Answer, AskedPrompt, PromptAnswer
 from app.answers.answer_stream import AnswerStream, EventFormat
 from app.answers.logprobs import MAX_BYTES_ON_LOOP
 from app.answers.openai_objects import AnswerHead
 from app.answers.whole_answer import Choice, WholeAnswer
+from app.answers.write_times import WriteTimes
+from app.bucket_counts import BucketCounts
 from app.client_watch import Gone
 from app.config import GatewayConfig
 from app.dispatch import Dispatcher
@@ -26,7 +28,7 @@ from app.queue import Job
 from app.record import RequestRecord
 from app.requests.answer_options import AnswerOptions
 from app.text.tokenization import Prompt
-from engine.messages import SamplingParams, Usage
+from engine.messages import SamplingParams, TimelineEvent, Usage
 
 _TIMEOUT_GRACE_S = 2.0
 """The engine ends a request that runs out of time; the gateway does if the engine does not."""
@@ -68,7 +70,9 @@ class AnswerRun:
         *,
         dispatcher: Dispatcher,
         config: GatewayConfig,
+        gaps: BucketCounts,
     ) -> None:
+        """``gaps`` gets the times between a stream's writes."""
         self._record = record
         self._options = options
         self._shape = shape
@@ -82,6 +86,7 @@ class AnswerRun:
             is_stream=options.is_stream,
             deadline_s=deadline_s + _TIMEOUT_GRACE_S,
         )
+        self._times = WriteTimes(len(self._answer.generations), gaps) if options.is_stream else None
         self._jobs = [
             Job(
                 request_id=run.asked.request_id,
@@ -91,6 +96,7 @@ class AnswerRun:
                 arrived_s=record.started_s,
                 deadline_s=deadline_s,
                 num_samples=options.num_samples,
+                timeline=_beginning(record, len(run.prompt.token_ids)),
             )
             for run, prompt_answer in zip(prompts, self._answer.prompts, strict=True)
         ]
@@ -100,8 +106,8 @@ class AnswerRun:
     async def run(self, send: Send, gone: Gone) -> None:
         """Raises the ``ApiError`` that ended the answer before anything was sent."""
         try:
-            if self._options.is_stream:
-                await self._stream(send, gone)
+            if self._times is not None:
+                await self._stream(send, gone, self._times)
             else:
                 await self._send_whole(send)
         finally:
@@ -109,7 +115,7 @@ class AnswerRun:
             await self._answer.settle(_SETTLE_S)
             self._note()
 
-    async def _stream(self, send: Send, gone: Gone) -> None:
+    async def _stream(self, send: Send, gone: Gone, times: WriteTimes) -> None:
         def cut() -> None:
             self._record.error = "slow_client"
             if not gone.done():
@@ -121,6 +127,7 @@ class AnswerRun:
             send,
             has_continuous_usage=self._options.has_continuous_usage,
             max_backlog_bytes=self._config.slow_client_buffer_bytes,
+            times=times,
             cut=cut,
         )
         await self._begin()
@@ -151,7 +158,8 @@ class AnswerRun:
             await self._answer.wait()
         if self._answer.error is not None:
             raise self._answer.error
-        self._record.ttft_s = self._record.elapsed_s
+        if self._times is None:  # else it counts when the client has it
+            self._record.ttft_s = self._record.elapsed_s
 
     def _note(self) -> None:
         """The record learns the counts, however the end came."""
@@ -159,10 +167,17 @@ class AnswerRun:
         usage = answer.usage
         record.num_cached_tokens = usage.cached_tokens
         record.num_completion_tokens = usage.completion_tokens
-        tpots_s = [prompt.tpot_s for prompt in answer.prompts if prompt.tpot_s is not None]
-        record.tpot_s = max(tpots_s, default=None)
+        if self._times is not None and self._times.first_s is not None:
+            record.ttft_s = self._times.first_s - record.started_s
+        if answer.is_finished:
+            tpots_s = [prompt.tpot_s(self._span_s(prompt)) for prompt in answer.prompts]
+            record.tpot_s = max((tpot_s for tpot_s in tpots_s if tpot_s is not None), default=None)
         record.engine_id = self._jobs[0].engine_id
+        record.service_class = self._jobs[0].service_class
         record.num_attempts = max(job.num_attempts for job in self._jobs)
+        record.num_submissions = sum(job.num_attempts for job in self._jobs)
+        record.num_retries = sum(max(0, job.num_attempts - 1) for job in self._jobs)
+        self._note_predictions()
         waits_s = [
             job.submitted_s - job.queued_s for job in self._jobs if job.submitted_s is not None
         ]
@@ -171,3 +186,30 @@ class AnswerRun:
         record.finish_reason = ",".join(sorted(reasons)) or None
         if answer.error is not None:
             record.error = answer.error.code
+
+    def _note_predictions(self) -> None:
+        """What the router expected of each prompt's last attempt, and what came of it."""
+        record = self._record
+        for job, prompt in zip(self._jobs, self._answer.prompts, strict=True):
+            if job.predicted_cached_tokens is not None and job.num_cached_tokens is not None:
+                record.predicted.cached_tokens += job.predicted_cached_tokens
+                record.actual.cached_tokens += job.num_cached_tokens
+            first_s, submitted_s = prompt.first_token_s, job.submitted_s
+            if job.predicted_ttft_s is None or first_s is None or submitted_s is None:
+                continue
+            if first_s >= submitted_s:  # else another engine's, which was lost
+                record.predicted.first_token_s += job.predicted_ttft_s
+                record.actual.first_token_s += first_s - submitted_s
+
+    def _span_s(self, prompt: PromptAnswer) -> float | None:
+        if self._times is None:
+            return prompt.span_s
+        return self._times.span_s(prompt.sample_indices)
+
+
+def _beginning(record: RequestRecord, num_tokens: int) -> list[TimelineEvent]:
+    events = [TimelineEvent("received", 0.0)]
+    if record.tokenized_s is not None:
+        at_s = record.tokenized_s - record.started_s
+        events.append(TimelineEvent("tokenized", at_s, num_tokens))
+    return events

@@ -18,6 +18,8 @@ from app.answers.logprobs import LogprobFormat
 from app.answers.openai_objects import AnswerHead, chat_completion_object, completion_object
 from app.answers.text_rules import text_rules
 from app.answers.whole_answer import WholeAnswer
+from app.answers.write_times import WriteTimes
+from app.bucket_counts import BucketCounts
 from app.requests.answer_options import AnswerOptions
 from app.text.tokenization import ModelTokenizer
 from engine.messages import FinishReason, SamplingParams, TokenDelta, Usage
@@ -166,6 +168,7 @@ def streamed(script: Script, options: AnswerOptions, *, is_chat: bool) -> list[d
         send,
         has_continuous_usage=options.has_continuous_usage,
         max_backlog_bytes=1 << 20,
+        times=WriteTimes(options.num_samples, BucketCounts(())),
         cut=lambda: None,
     )
     for delta in deltas_of(script, options):

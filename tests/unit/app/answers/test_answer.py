@@ -247,17 +247,18 @@ def test_a_whole_answer_with_too_many_log_probabilities_fails_and_stops_the_engi
 async def test_the_time_per_token_is_the_engines_whatever_follows() -> None:
     answer = make_answer(num_samples=2)
     say(answer, "ab")
-    assert answer.prompts[0].tpot_s == 0
+    prompt = answer.prompts[0]
+    assert prompt.span_s == 0
     await asyncio.sleep(0.02)
     say(answer, "c", FinishReason.LENGTH)
-    tpot_s = answer.prompts[0].tpot_s
+    tpot_s = prompt.tpot_s(prompt.span_s)
     assert tpot_s is not None
     assert tpot_s >= 0.01
     await asyncio.sleep(0.01)
-    assert answer.prompts[0].tpot_s == tpot_s
+    assert prompt.tpot_s(prompt.span_s) == tpot_s
 
 
 async def test_one_token_has_no_time_per_token() -> None:
     answer = make_answer()
     say(answer, "a", FinishReason.LENGTH)
-    assert answer.prompts[0].tpot_s is None
+    assert answer.prompts[0].tpot_s(answer.prompts[0].span_s) is None

@@ -1,0 +1,39 @@
+"""Gauges of what waits and runs, read from the dispatchers at the scrape."""
+
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from app.dispatch import Dispatcher
+
+_PREFIX = "headwater:"
+
+
+class DispatchGauges:
+    """Owner of these gauges in a registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, labels: Sequence[str] = ("model_name",)) -> Gauge:
+            return Gauge(_PREFIX + name, text, labels, registry=registry)
+
+        self._waiting = gauge("gateway_requests_waiting", "Waiting for an engine.")
+        self._running = gauge("gateway_requests_running", "Submitted to an engine.")
+        self._engines = gauge("engines_accepting", "Connected engines that take requests.")
+        self._credits = gauge(
+            "engine_credits", "Requests that the engine would take now.", ("model_name", "engine")
+        )
+        self._index_keys = gauge("prefix_index_keys", "Keys in the prefix index.")
+        self._index_bytes = gauge("prefix_index_bytes", "Most that the prefix index takes.")
+
+    def update(self, dispatchers: Mapping[str, Dispatcher]) -> None:
+        """Show them as they are now."""
+        self._credits.clear()
+        for model, dispatcher in dispatchers.items():
+            members = list(dispatcher.fleet)
+            self._waiting.labels(model).set(dispatcher.num_waiting)
+            self._running.labels(model).set(dispatcher.num_running)
+            self._engines.labels(model).set(sum(member.is_accepting for member in members))
+            self._index_keys.labels(model).set(len(dispatcher.fleet.index))
+            self._index_bytes.labels(model).set(dispatcher.fleet.index.num_bytes)
+            for member in members:
+                self._credits.labels(model, member.engine_id).set(member.client.num_credits)
