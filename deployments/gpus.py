@@ -22,5 +22,5 @@ GPUS = {
     "a100-80gb": Gpu(80 * GB, "NVIDIA A100 datasheet"),
     "h100-80gb": Gpu(80 * GB, "NVIDIA H100 datasheet"),
     "h200-141gb": Gpu(141 * GB, "NVIDIA H200 datasheet"),
-    "b200-180gb": Gpu(180 * GB, "NVIDIA DGX B200 datasheet: 1,440 GB in 8"),
+    "b200-180gb": Gpu(180 * GB, "NVIDIA DGX B200 User Guide: 1,440 GB in 8; the chip has 192 GB"),
 }
