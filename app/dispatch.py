@@ -152,6 +152,10 @@ class Dispatcher:
         del self._jobs[request_id]
         return False
 
+    def open_job(self, request_id: str) -> Job | None:
+        """The request that waits or runs under that id, for operators to look at."""
+        return self._jobs.get(request_id)
+
     def check_integrity(self) -> None:
         """Every open job waits or runs, in one place. For tests."""
         self._waiting.check_integrity()

@@ -68,7 +68,9 @@ class FleetMetrics:
         self._scrape: asyncio.Task[bytes] | None = None
 
     async def page(self) -> bytes:
-        """However many ask at a time, the replicas are asked once."""
+        """Only this gateway's, as it is, where no replica is known.
+
+        However many ask at a time, the replicas are asked once."""
         scrape = self._scrape
         if scrape is None:
             scrape = self._scrape = asyncio.create_task(self._merged())
@@ -91,6 +93,8 @@ class FleetMetrics:
 
     async def _merged(self) -> bytes:
         targets = await self._scraper.targets()
+        if not targets:
+            return self._render()
         others = [target for target in targets if target.replica != self._replica]
         tasks = [asyncio.create_task(self._fetch(target)) for target in others]
         if tasks:

@@ -13,9 +13,11 @@ from starlette.routing import Route
 from app.answers.openai_objects import model_object
 from app.chat_completions import ChatCompletions
 from app.completions import Completions
+from app.debug_routes import DebugRoutes
 from app.errors import MethodNotAllowedError, NotFoundError
+from app.fleet_metrics import Alone, FleetMetrics
 from app.gateway import Gateway
-from app.metrics import CONTENT_TYPE
+from app.metrics_routes import MetricsRoutes
 from app.middleware import RequestMiddleware
 from app.record import record_of
 from app.requests.openapi import openapi_document
@@ -23,16 +25,24 @@ from app.tokenize_routes import DetokenizeRoute, TokenizeRoute
 from app.version import package_version
 
 
-def create_asgi_app(gateway: Gateway) -> Starlette:
-    """Serves ``gateway``, which the caller owns and closes."""
+def create_asgi_app(gateway: Gateway, metrics: FleetMetrics | None = None) -> Starlette:
+    """Serves ``gateway``, which the caller owns and closes.
+
+    ``metrics``: of the fleet; without, the gateway knows of no other replica.
+    """
     simple = _SimpleRoutes(gateway)
+    metrics_routes = MetricsRoutes(metrics or FleetMetrics("", gateway.render_metrics, Alone()))
+    debug = DebugRoutes(gateway)
     chat, text = ChatCompletions(gateway), Completions(gateway)
     tokenize, detokenize = TokenizeRoute(gateway), DetokenizeRoute(gateway)
     app = Starlette(
         routes=[
             Route("/health", simple.health, methods=["GET"]),
             Route("/version", simple.version, methods=["GET"]),
-            Route("/metrics", simple.metrics, methods=["GET"]),
+            Route("/metrics", metrics_routes.page, methods=["GET"]),
+            Route("/metrics/targets", metrics_routes.targets, methods=["GET"]),
+            Route("/debug/steps", debug.steps, methods=["GET"]),
+            Route("/debug/requests/{request_id}", debug.request, methods=["GET"]),
             Route("/openapi.json", simple.openapi, methods=["GET"]),
             *_either("/models", simple.models, "GET"),
             *_either("/models/{name:path}", simple.model, "GET"),
@@ -67,10 +77,6 @@ class _SimpleRoutes:
     async def version(self, request: Request) -> Response:
         record_of(request.scope).route = "/version"
         return _json({"version": package_version()})
-
-    async def metrics(self, request: Request) -> Response:
-        record_of(request.scope).route = "/metrics"
-        return Response(self._gateway.render_metrics(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
         record_of(request.scope).route = "/openapi.json"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from app.fleet_metrics import ScrapeTarget
 from wire.endpoint import Endpoint
 
 
@@ -15,13 +16,17 @@ class Advertisement:
     endpoint: Endpoint
     secret: bytes = field(repr=False)
     """A connection must prove that it knows it."""
+    scrape: ScrapeTarget | None = None
+    """Where it serves its metrics, for all nodes."""
 
     def to_metadata(self) -> dict[str, Any]:
         """Plain values only: Serve wants the metadata to be JSON."""
+        scrape = self.scrape
         return {
             "engine_id": self.engine_id,
             "endpoint": self.endpoint.to_dict(),
             "secret": self.secret.hex(),
+            "scrape": None if scrape is None else {"host": scrape.host, "port": scrape.port},
         }
 
     @classmethod
@@ -31,7 +36,9 @@ class Advertisement:
             engine_id, endpoint, secret = (
                 metadata[key] for key in ("engine_id", "endpoint", "secret")
             )
-            return cls(engine_id, Endpoint.from_dict(endpoint), bytes.fromhex(secret))
+            scrape = metadata.get("scrape")
+            target = scrape and ScrapeTarget(engine_id, "engine", scrape["host"], scrape["port"])
+            return cls(engine_id, Endpoint.from_dict(endpoint), bytes.fromhex(secret), target)
         except KeyError as error:
             raise ValueError(f"its metadata has no {error}: is it of another version?") from None
 

@@ -47,3 +47,9 @@ def follow_engines(application: str) -> DeploymentHandle[Any]:
     handle = serve.get_deployment_handle(ENGINE_DEPLOYMENT, application, _check_exists=False)
     # A handle hears nothing before its first use; asking for options counts as one.
     return handle.options(stream=True)
+
+
+def follow_gateways(deployment: str, application: str) -> DeploymentHandle[Any]:
+    """For calls from a gateway to all gateways, itself included."""
+    handle = serve.get_deployment_handle(deployment, application, _check_exists=False)
+    return handle.options(stream=False)

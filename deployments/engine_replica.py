@@ -1,7 +1,7 @@
 """An engine replica as a Serve deployment: placement, health, drain and rollout of `EngineFront`.
 
 The replica's process imports no torch: the front starts the step loop in a process of its own.
-Requests reach the front over `wire`, never through Serve.
+Requests reach the front over `wire`, never through Serve; metrics have a port of their own.
 
 Gateways find a replica by the metadata it records: where it listens, and the secret that a
 connection must prove to know. The secret is random and made here, one per replica, because that
@@ -18,12 +18,14 @@ from typing import Any
 import ray
 from ray import serve
 
+from app.fleet_metrics import ScrapeTarget
 from deployments.advertisement import Advertisement
 from deployments.config import ModelArgs
 from deployments.engine_loss import leave_when_lost
 from deployments.environment import headwater_home, temporary_roots
 from deployments.loopback import bind_replica_to_loopback
 from deployments.private_dir import PrivateDir
+from deployments.scrape_server import ScrapeServer
 from engine.checkpoints.pull import pull
 from engine.config import EngineSpec
 from engine.front import EngineFront
@@ -59,21 +61,21 @@ class EngineReplica:
         engine_id = f"{args.name}/{serve.get_replica_context().replica_id.unique_id}"
         secret = secrets.token_bytes(SECRET_BYTES)
         socket_dir = PrivateDir(temporary_roots(), max_bytes=MAX_SOCKET_DIR_BYTES)
+        host = ray.util.get_node_ip_address()
         front = EngineFront(
-            spec,
-            engine_id=engine_id,
-            secret=secret,
-            host=ray.util.get_node_ip_address(),
-            unix_dir=socket_dir.path,
+            spec, engine_id=engine_id, secret=secret, host=host, unix_dir=socket_dir.path
         )
+        scrape_server = ScrapeServer(front.render_metrics, host=host)
         try:
             endpoint = await front.start()
+            scrape_port = await scrape_server.start()
         except BaseException:
             await front.close()
             socket_dir.remove()
             raise
-        self._front, self._socket_dir = front, socket_dir
-        self._advertisement = Advertisement(engine_id, endpoint, secret)
+        self._front, self._socket_dir, self._scrape_server = front, socket_dir, scrape_server
+        target = ScrapeTarget(engine_id, "engine", host, scrape_port)
+        self._advertisement = Advertisement(engine_id, endpoint, secret, target)
         logger.info("engine %s listens at %s", engine_id, endpoint)
         self._watcher = asyncio.create_task(
             leave_when_lost(engine_id, front, socket_dir), name="watch engine"
@@ -99,5 +101,6 @@ class EngineReplica:
         try:
             await self._front.drain()
         finally:
+            await self._scrape_server.close()
             await self._front.close()
             self._socket_dir.remove()

@@ -3,6 +3,7 @@
 Serve hands every HTTP request to the ASGI app of `app.server`, and the gateway's configuration to
 `reconfigure`, at the start and again whenever `user_config` changes, without a restart. A model is
 followed by the name of its application; until that exists the model has no engines ("loading").
+Each gateway serves its own metrics on a port of its own, too, and tells the others where.
 """
 
 import asyncio
@@ -16,14 +17,18 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from app.config import GatewayConfig
+from app.fleet_metrics import FleetMetrics, ScrapeTarget
 from app.gateway import Gateway
 from app.membership import EngineAddress
 from app.server import create_asgi_app
 from deployments.advertisement import Advertisement
-from deployments.discovery import follow_engines
+from deployments.discovery import follow_engines, follow_gateways
 from deployments.edge import DropServesRequestId, RefuseUnwatched
+from deployments.fleet_scraper import FleetScraper
+from deployments.gateway_targets import ASK_TIMEOUT_S, GatewayTargets, to_metadata
 from deployments.loopback import bind_replica_to_loopback
 from deployments.replica_board import Listener, Replica, replica_board
+from deployments.scrape_server import ScrapeServer
 
 logger = logging.getLogger("ray.serve")
 
@@ -38,10 +43,19 @@ class GatewayReplica:
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._gateway = Gateway(GatewayConfig())
         self._handles: dict[str, DeploymentHandle[Any]] = {}
+        host = ray.util.get_node_ip_address()
+        self._scrape_server = ScrapeServer(self._gateway.render_metrics, host=host)
+        port = await self._scrape_server.start()
+        context = serve.get_replica_context()
+        name = f"{context.app_name}/{context.replica_id.unique_id}"
+        self._target = ScrapeTarget(name, "gateway", host, port)
+        self._peers = follow_gateways(context.deployment, context.app_name)
+        self._scraper = FleetScraper(GatewayTargets(self._target, self._ask_gateways))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the app once, after the constructor."""
-        app = create_asgi_app(self._gateway)
+        metrics = FleetMetrics(self._target.replica, self._gateway.render_metrics, self._scraper)
+        app = create_asgi_app(self._gateway, metrics)
         app.add_middleware(DropServesRequestId)
         app.add_middleware(RefuseUnwatched)
         # What is imported by now stays: looking through it at every collection stops all streams
@@ -56,11 +70,24 @@ class GatewayReplica:
         self._gateway.reconfigure(config)
         self._follow({route.name for route in config.models})
 
+    async def scrape_target(self) -> dict[str, Any]:
+        """Where this gateway serves its own metrics; other gateways ask."""
+        return to_metadata(self._target)
+
     async def __del__(self) -> None:
         """Serve calls this when the last open request is answered."""
         for model in list(self._handles):
             self._unfollow(model)
+        await self._scraper.close()
+        await self._scrape_server.close()
         await self._gateway.close()
+
+    async def _ask_gateways(self) -> list[Any]:
+        asked = self._peers.broadcast("scrape_target")
+        answers: list[Any] = await asked.results_async(
+            timeout_s=ASK_TIMEOUT_S, return_exceptions=True
+        )
+        return answers
 
     def _follow(self, models: set[str]) -> None:
         for model in self._handles.keys() - models:
@@ -72,6 +99,7 @@ class GatewayReplica:
     def _unfollow(self, model: str) -> None:
         replica_board.unfollow(model)
         del self._handles[model]
+        self._scraper.set_engines(model, ())
 
     def _listener(self, model: str) -> Listener:
         def on_replicas(replicas: tuple[Replica, ...]) -> None:
@@ -82,16 +110,20 @@ class GatewayReplica:
 
     def _set_engines(self, model: str, replicas: tuple[Replica, ...]) -> None:
         if model in self._handles:
-            addresses = (self._to_address(replica) for replica in replicas)
-            known = {address.engine_id: address for address in addresses if address is not None}
-            self._gateway.set_engines(model, known)
-
-    def _to_address(self, replica: Replica) -> EngineAddress | None:
-        """None for a replica that doesn't say where it listens: the others must not suffer."""
-        try:
-            engine = Advertisement.from_metadata(replica.metadata)
-        except ValueError as error:
-            logger.warning("a replica on node %s is not reachable: %s", replica.node_id, error)
-            return None
-        endpoint = engine.seen_from(is_same_node=replica.node_id == self._node_id)
-        return EngineAddress(engine.engine_id, endpoint, engine.secret)
+            addresses: dict[str, EngineAddress] = {}
+            targets: list[ScrapeTarget] = []
+            for replica in replicas:
+                # One that doesn't say where it listens must not make the others suffer.
+                try:
+                    engine = Advertisement.from_metadata(replica.metadata)
+                except ValueError as error:
+                    logger.warning("a replica on %s is not reachable: %s", replica.node_id, error)
+                    continue
+                endpoint = engine.seen_from(is_same_node=replica.node_id == self._node_id)
+                addresses[engine.engine_id] = EngineAddress(
+                    engine.engine_id, endpoint, engine.secret
+                )
+                if engine.scrape is not None:
+                    targets.append(engine.scrape)
+            self._gateway.set_engines(model, addresses)
+            self._scraper.set_engines(model, targets)

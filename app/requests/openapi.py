@@ -49,12 +49,14 @@ _ERRORS = {
     "503": "No capacity now, or the model is still loading; `retry-after` says when to try again.",
     "504": "A time limit of the server ran out.",
 }
+_ADMIN_ERRORS = {"403": "The API key is known, but it is no admin's."}
 _EVERYWHERE = ("401", "405", "431", "500")
 
 
 @cache
 def openapi_document() -> bytes:
     """As JSON; the same for the life of the process."""
+    errors = _ERRORS | _ADMIN_ERRORS
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -68,7 +70,7 @@ def openapi_document() -> bytes:
         "paths": _paths(),
         "components": {
             "schemas": _schemas(),
-            "responses": {status: _error(text) for status, text in _ERRORS.items()},
+            "responses": {status: _error(text) for status, text in errors.items()},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -82,6 +84,23 @@ def _paths() -> Json:
         "/version": {"get": _get("The server's version", _json(answers.Version))},
         "/metrics": {
             "get": _get("Prometheus metrics", {"text/plain": {"schema": {"type": "string"}}})
+        },
+        "/metrics/targets": {
+            "get": _get("Scrape ports, for Prometheus's HTTP service discovery", _any_json(), "403")
+        },
+        "/debug/steps": {
+            "parameters": [_parameter(name) for name in ("model", "engine", "last", "format")],
+            "get": _get(
+                "The engines' newest steps", _any_json() | _any_lines(), "400", "403", "404"
+            ),
+        },
+        "/debug/requests/{request_id}": {
+            "parameters": [{**name, "name": "request_id"}, _parameter("format")],
+            "get": _get(
+                "What happened to a request, and when",
+                _any_json() | _any_lines(),
+                *("400", "403", "404"),
+            ),
         },
         "/openapi.json": {"get": _get("This document", _json(answers.OpenApiDocument))},
         "/v1/models": {"get": _get("The models served here", _json(answers.ModelList))},
@@ -131,6 +150,20 @@ def _json(model: type[BaseModel]) -> Json:
     return {
         "application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}},
     }
+
+
+def _any_json() -> Json:
+    """For operators to read: what is in it may change."""
+    return {"application/json": {"schema": {}}}
+
+
+def _any_lines() -> Json:
+    """One JSON object per line."""
+    return {"application/jsonl": {"schema": {"type": "string"}}}
+
+
+def _parameter(name: str) -> Json:
+    return {"name": name, "in": "query", "schema": {"type": "string"}}
 
 
 def _events() -> Json:

@@ -1,13 +1,18 @@
 """Engine addresses on their way through Serve."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from app.fleet_metrics import ScrapeTarget
 from deployments.advertisement import Advertisement
 from wire.endpoint import Endpoint
 
-ENGINE = Advertisement("m/1", Endpoint("10.0.0.7", 4711, "/tmp/x/engine.sock"), b"\x00secret\xff")
+SCRAPE = ScrapeTarget("m/1", "engine", "10.0.0.7", 9000)
+ENGINE = Advertisement(
+    "m/1", Endpoint("10.0.0.7", 4711, "/tmp/x/engine.sock"), b"\x00secret\xff", SCRAPE
+)
 
 
 def test_it_comes_back_from_json_as_it_was() -> None:
@@ -31,3 +36,9 @@ def test_metadata_of_another_shape_names_what_is_missing(key: str) -> None:
     del metadata[key]
     with pytest.raises(ValueError, match=f"no '{key}'"):
         Advertisement.from_metadata(metadata)
+
+
+def test_an_engine_without_a_scrape_port_is_reachable_all_the_same() -> None:
+    metadata = ENGINE.to_metadata()
+    del metadata["scrape"]
+    assert Advertisement.from_metadata(metadata) == replace(ENGINE, scrape=None)

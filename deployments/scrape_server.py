@@ -1,0 +1,58 @@
+"""Serves one replica's own metrics, on a port that no other replica shares.
+
+The port is whichever is free: Prometheus finds all of them in the gateway's `/metrics/targets`, so
+that no range needs to be set aside. It has no keys, hence listens on the node's private address
+only. Must not know what is on the page.
+"""
+
+import logging
+from collections.abc import Callable
+
+from aiohttp import web
+
+from app.metrics import CONTENT_TYPE
+
+logger = logging.getLogger(__name__)
+
+_SHUTDOWN_TIMEOUT_S = 0.5
+_KEEP_ALIVE_S = 75.0
+
+
+class ScrapeServer:
+    """Lives on the event loop that starts it, the one that `render` is safe on."""
+
+    def __init__(self, render: Callable[[], bytes], *, host: str) -> None:
+        self._render = render
+        self._host = host
+        application = web.Application(client_max_size=1024)
+        application.router.add_get("/metrics", self._answer)
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=_KEEP_ALIVE_S,
+            shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+        )
+
+    async def start(self) -> int:
+        """The port. Raises `OSError` if the host is not this machine's."""
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, 0).start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        port: int = self._runner.addresses[0][1]
+        return port
+
+    async def close(self) -> None:
+        """Fine at any time, even twice."""
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        try:
+            page = self._render()
+        except Exception:
+            logger.exception("the metrics could not be rendered")
+            raise web.HTTPInternalServerError(text="the metrics could not be rendered") from None
+        return web.Response(body=page, headers={"content-type": CONTENT_TYPE})
