@@ -9,17 +9,30 @@ until the engine has computed it or has ended it unseen.
     forget an engine ──▶ its bit is retired at once, and free again after a sweep in slices
 
 Keys live in two generations. A used key moves to the young one; when that is half of the bound, the
-old one is dropped: nothing of the most recently used half is ever lost, and no order is kept.
+old one is dropped: nothing of the most recently used half is ever lost, and no order is kept. The
+bound is of bytes, as ``tracemalloc`` counts them, and holds for everything that is kept here.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from app.routing.sent_prefixes import SentPrefixes
+from cache_tiers.keys import KEY_BYTES
 from engine.messages import CacheEvents, CacheSnapshot
 
-BYTES_PER_KEY = 216
-"""At most: a digest of 32 bytes and its bits as objects, and a dict's entry just after it grew."""
+BYTES_PER_KEY = 200
+"""At most, with the bits of up to 30 engines: the key and its bits as objects (50 + 28), a dict's
+entry just after it grew (60), and a place in a sweep, which may be all that is left of another key
+(8 + 50).
+"""
+_ENGINES_PER_WORD = 30
+_BYTES_PER_WORD = 4
+"""An integer grows by that for each so many bits."""
+
+_MAX_EVICTED_MEANWHILE = 1 << 16
+"""Keys that an engine may take back while it sends a snapshot, which takes no longer than a step or
+two; with more, it starts over.
+"""
 
 _SWEPT_PER_KEY = 4
 _SWEPT_PER_CALL = 64
@@ -51,6 +64,7 @@ class PrefixIndex:
     """Key to engines; the least recently used keys are forgotten beyond ``max_bytes``."""
 
     def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._max_generation_keys = 1
         self._young: dict[bytes, int] = {}
         self._old: dict[bytes, int] = {}
@@ -61,15 +75,15 @@ class PrefixIndex:
         """Not to be used again before a sweep that began after they were retired."""
         self._sweep: _Sweep | None = None
         self._sent = SentPrefixes()
-        self.resize(max_bytes)
+        self._fit()
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
     @property
     def num_bytes(self) -> int:
-        """At most so much is taken by what engines hold."""
-        return len(self) * BYTES_PER_KEY
+        """At most so much is taken: by what engines hold, and by what was sent to them."""
+        return len(self) * self._bytes_per_key + self._sent.num_bytes
 
     def num_matching(self, keys: Sequence[bytes]) -> dict[str, int]:
         """For each engine that holds the first of ``keys``: how many it holds without a gap."""
@@ -83,6 +97,7 @@ class PrefixIndex:
         """A request with ``keys`` was sent to the engine, which will hold them soon."""
         bit = self._engine(engine_id).bit
         self._sent.add(bit, request_id, keys, self.num_confirmed(engine_id, keys))
+        self._fit()
 
     def settle_send(
         self, engine_id: str, request_id: str, num_cached_keys: int | None = None
@@ -93,7 +108,16 @@ class PrefixIndex:
         engine had said: it then holds less than its events told. Unknown requests are fine.
         """
         engine = self._engines.get(engine_id)
-        return engine is not None and self._sent.settle(engine.bit, request_id, num_cached_keys)
+        if engine is None:
+            return False
+        is_doubtful = self._sent.settle(engine.bit, request_id, num_cached_keys)
+        self._fit()
+        return is_doubtful
+
+    def is_behind(self, engine_id: str) -> bool:
+        """Whether a snapshot of the engine, or the rest of one, has yet to come."""
+        engine = self._engines.get(engine_id)
+        return engine is not None and (engine.is_lost or engine.evicted is not None)
 
     def apply(self, engine_id: str, events: CacheEvents) -> bool:
         """Take in what the cache of ``engine_id`` gained and lost.
@@ -111,8 +135,11 @@ class PrefixIndex:
             self._remove(engine.bit, key)
         self._sent.note_evicted(engine.bit, events.evicted)
         if engine.evicted is not None:
-            engine.evicted.update(events.evicted)
+            engine.evicted.update(filter(_is_key, events.evicted))
             engine.evicted.difference_update(events.stored)
+            if len(engine.evicted) > _MAX_EVICTED_MEANWHILE:
+                self._renew(engine_id).is_lost = True
+                return True
         self._add(engine.bit, events.stored)
         self._sweep_on(len(events.stored) + len(events.evicted))
         return False
@@ -150,11 +177,8 @@ class PrefixIndex:
 
     def resize(self, max_bytes: int) -> None:
         """Take at most ``max_bytes`` from now on."""
-        self._max_generation_keys = max(1, max_bytes // BYTES_PER_KEY // 2)
-        while len(self._young) >= self._max_generation_keys:
-            self._young.popitem()
-        while len(self._old) > self._max_generation_keys:
-            self._old.popitem()
+        self._max_bytes = max_bytes
+        self._fit()
 
     def check_integrity(self) -> None:
         """Bits, engines and bounds agree. For tests."""
@@ -162,7 +186,9 @@ class PrefixIndex:
         assert self._id_of == {engine.bit: id_ for id_, engine in self._engines.items()}
         assert not self._live_bits & self._retired_bits
         assert not self._young.keys() & self._old.keys(), "a key of two generations"
-        assert max(len(self._young), len(self._old)) <= self._max_generation_keys
+        assert len(self._young) < max(1, self._max_generation_keys)
+        assert self.num_bytes <= self._max_bytes or len(self) <= 1, "more bytes than allowed"
+        assert all(map(_is_key, (*self._young, *self._old)))
         sweeping = self._sweep.bits if self._sweep is not None else 0
         known_bits = self._live_bits | self._retired_bits | sweeping
         for bits in (*self._young.values(), *self._old.values()):
@@ -214,6 +240,7 @@ class PrefixIndex:
         bit = ~in_use & (in_use + 1)  # the lowest one that is free
         self._live_bits |= bit
         self._id_of[bit] = engine_id
+        self._fit()
         engine = self._engines[engine_id] = _Engine(bit)
         return engine
 
@@ -233,7 +260,7 @@ class PrefixIndex:
 
     def _add(self, bit: int, keys: Iterable[bytes]) -> None:
         young, old = self._young, self._old
-        for key in keys:
+        for key in filter(_is_key, keys):
             bits = young.get(key)
             if bits is None:
                 bits = old.pop(key, 0)
@@ -257,6 +284,20 @@ class PrefixIndex:
         self._old = self._young
         self._young = {}
 
+    @property
+    def _bytes_per_key(self) -> int:
+        in_use = self._live_bits | self._retired_bits
+        return BYTES_PER_KEY + in_use.bit_length() // _ENGINES_PER_WORD * _BYTES_PER_WORD
+
+    def _fit(self) -> None:
+        """Keys, or what they and the sends take, have changed: keep within the bound."""
+        max_keys = max(1, (self._max_bytes - self._sent.num_bytes) // self._bytes_per_key)
+        self._max_generation_keys = max(1, max_keys // 2)
+        if len(self._young) >= self._max_generation_keys:
+            self._turn()
+        while len(self) > max_keys:
+            self._old.popitem()
+
     def _sweep_on(self, num_keys: int) -> None:
         """Go on removing retired bits, a few for each of the ``num_keys`` that were learned."""
         if self._sweep is None:
@@ -269,3 +310,8 @@ class PrefixIndex:
             self._remove(self._sweep.bits, keys.pop())
         if not keys:
             self._sweep = None
+
+
+def _is_key(key: bytes) -> bool:
+    """Whoever sends something else is no engine of ours, and might send something large."""
+    return len(key) == KEY_BYTES

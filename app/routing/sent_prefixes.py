@@ -3,6 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+_BYTES_PER_KEY = 220
+"""At most, of one key of one send: the key and its bits as objects, entries of two dicts just
+after they grew, and a place in the list of the request's keys.
+"""
+_BYTES_PER_SEND = 600
+"""Request id, entry and list."""
+
 
 @dataclass(slots=True, eq=False)
 class _Send:
@@ -24,10 +31,19 @@ class SentPrefixes:
         self._sends: dict[int, dict[str, _Send]] = {}
         self._num_sends: dict[int, dict[bytes, int]] = {}
         """By bit and key."""
+        self._num_keys = 0
+        self._num_requests = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """At most so much is taken."""
+        return self._num_keys * _BYTES_PER_KEY + self._num_requests * _BYTES_PER_SEND
 
     def add(self, bit: int, request_id: str, keys: Sequence[bytes], num_confirmed: int) -> None:
         self.settle(bit, request_id, None)  # an id that is used again replaces what it was
         self._sends.setdefault(bit, {})[request_id] = _Send(keys, num_confirmed)
+        self._num_keys += len(keys)
+        self._num_requests += 1
         num_sends = self._num_sends.setdefault(bit, {})
         for key in keys:
             num_sends[key] = num_sends.get(key, 0) + 1
@@ -38,6 +54,8 @@ class SentPrefixes:
         send = self._sends.get(bit, {}).pop(request_id, None)
         if send is None:
             return False
+        self._num_keys -= len(send.keys)
+        self._num_requests -= 1
         self._uncount(bit, send.keys)
         return (
             num_cached_keys is not None
@@ -56,7 +74,9 @@ class SentPrefixes:
 
     def forget(self, bit: int) -> None:
         """The engine is gone."""
-        self._sends.pop(bit, None)
+        for send in self._sends.pop(bit, {}).values():
+            self._num_keys -= len(send.keys)
+            self._num_requests -= 1
         for key in self._num_sends.pop(bit, {}):
             self._clear(bit, key)
 
@@ -76,6 +96,8 @@ class SentPrefixes:
                 for key in send.keys:
                     expected[key] = expected.get(key, 0) | bit
         assert self.bits_of == expected
+        num_keys = [len(send.keys) for sends in self._sends.values() for send in sends.values()]
+        assert (self._num_requests, self._num_keys) == (len(num_keys), sum(num_keys))
 
     def _uncount(self, bit: int, keys: Sequence[bytes]) -> None:
         """One request with ``keys`` is settled; others may have been sent with some of them."""

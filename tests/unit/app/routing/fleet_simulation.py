@@ -1,0 +1,155 @@
+"""Chat sessions over simulated engines and several gateways, in virtual time: what was predicted
+of each request, and what the engines did.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from app.config import GatewayConfig
+from app.dispatch import Dispatcher
+from app.errors import ApiError
+from app.queue import Job
+from app.routing.policy import Policy, choose
+from app.text.tokenization import Prompt
+from benchmarks.chat_workload import ChatTurn, ChatWorkload
+from cache_tiers.keys import block_keys
+from engine.config import EngineConfig, PacedConfig
+from engine.messages import SamplingParams, TokenDelta
+from tests.unit.app.routing.simulated_engine import BLOCK_SIZE_TOKENS, ROOT_KEY, SimulatedEngine
+
+ENGINE = EngineConfig(
+    runner="paced",
+    max_num_seqs=64,
+    max_num_batched_tokens=1024,
+    # As a 70B model on eight H100s.
+    paced=PacedConfig(step_base_s=0.025, per_decode_s=0.0001, per_prefill_token_s=0.0001),
+)
+ANSWERS_SHORTENED = 20
+"""Answers are that much shorter than those that the history holds: routing sees no difference."""
+THINK_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request, as predicted when it was submitted and as it went."""
+
+    num_prompt_tokens: int
+    predicted_cached_tokens: int
+    cached_tokens: int
+    predicted_ttft_s: float
+    ttft_s: float
+    """Since it was submitted."""
+    waited_s: float
+    """Before that, in the gateway."""
+
+
+@dataclass(eq=False)
+class _Answer:
+    can_restart = False
+    first_s: float = 0.0
+    num_cached_tokens: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def restart(self) -> None:
+        raise AssertionError("no engine is lost")
+
+    def on_delta(self, delta: TokenDelta) -> None:
+        if not self.first_s:
+            assert delta.usage is not None
+            self.first_s = asyncio.get_running_loop().time()
+            self.num_cached_tokens = delta.usage.cached_tokens
+        if delta.finish_reason is not None:
+            self.ended.set()
+
+    def fail(self, error: ApiError) -> None:
+        raise error
+
+
+class FleetSimulation:
+    """Engines and gateways; to be made in a ``VirtualTimeLoop``."""
+
+    def __init__(
+        self,
+        *,
+        num_engines: int = 8,
+        num_gateways: int = 2,
+        num_blocks: int,
+        policy: Policy = choose,
+    ) -> None:
+        self.engines = [
+            SimulatedEngine(f"e{number}", ENGINE, num_blocks) for number in range(num_engines)
+        ]
+        self.gateways = [self.add_gateway(policy) for _ in range(num_gateways)]
+        self.outcomes: list[Outcome] = []
+        self._token_of: dict[str, int] = {}
+        self._num_requests = 0
+
+    def add_gateway(self, policy: Policy = choose) -> Dispatcher:
+        """One that has just started."""
+        config = GatewayConfig(max_queue_len=10_000, max_queue_wait_s=600)
+        clock = asyncio.get_running_loop().time
+        gateway = Dispatcher("m", config, clock=clock, policy=policy)
+        for engine in self.engines:
+            client = engine.connect(gateway)
+            gateway.add_engine(client)
+            client.hear_all()
+        return gateway
+
+    async def run(
+        self, workload: ChatWorkload, *, num_sessions: int, sessions_per_s: float
+    ) -> None:
+        """Sessions begin at random; each turn goes through any gateway."""
+        draw = random.Random(workload.seed)
+        async with asyncio.TaskGroup() as group:
+            for number in range(num_sessions):
+                group.create_task(self._chat(workload.session("run", number), draw))
+                await asyncio.sleep(draw.expovariate(sessions_per_s))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(gateway.close() for gateway in self.gateways))
+
+    def prompt(self, turn: ChatTurn) -> Prompt:
+        """A token per word, and one at each message's begin."""
+        token_ids = [
+            self._token_of.setdefault(word, len(self._token_of))
+            for message in turn.messages
+            for word in (f"<{message['role']}>", *message["content"].split())
+        ]
+        keys = list[bytes](block_keys(ROOT_KEY, token_ids, BLOCK_SIZE_TOKENS))
+        return Prompt(token_ids, ROOT_KEY, keys, ROOT_KEY)
+
+    async def _chat(self, turns: Iterable[ChatTurn], draw: random.Random) -> None:
+        for turn in turns:
+            num_tokens = max(1, turn.answer_tokens // ANSWERS_SHORTENED)
+            await self._ask(draw.choice(self.gateways), self.prompt(turn), num_tokens)
+            await asyncio.sleep(draw.expovariate(1 / THINK_S))
+
+    async def _ask(self, gateway: Dispatcher, prompt: Prompt, num_tokens: int) -> None:
+        now_s = asyncio.get_running_loop().time()
+        answer = _Answer()
+        self._num_requests += 1
+        job = Job(
+            f"r{self._num_requests}",
+            prompt,
+            SamplingParams(max_tokens=num_tokens),
+            answer,
+            arrived_s=now_s,
+            deadline_s=now_s + 600,
+        )
+        gateway.enqueue(job)
+        await answer.ended.wait()
+        assert job.predicted_cached_tokens is not None
+        assert job.predicted_ttft_s is not None
+        assert job.submitted_s is not None
+        self.outcomes.append(
+            Outcome(
+                len(prompt.token_ids),
+                job.predicted_cached_tokens,
+                answer.num_cached_tokens,
+                job.predicted_ttft_s,
+                answer.first_s - job.submitted_s,
+                job.submitted_s - now_s,
+            )
+        )
