@@ -63,7 +63,7 @@ class FleetRecords:
             )
         replies = await _ask(members, "steps", str(last))
         # An engine has at least an empty list to tell.
-        unanswered = [name for name, reply in replies.items() if reply is None]
+        unanswered = [name for name, reply in replies.items() if not isinstance(reply, bytes)]
         return await asyncio.to_thread(_decode, replies, unanswered)
 
     async def request(self, request_id: str) -> Json:
