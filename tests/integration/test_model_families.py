@@ -49,7 +49,8 @@ def models(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": draw(st.sampled_from([4, 8, 10, 16])),
-        "hidden_size": num_heads * draw(st.sampled_from([2, 6])),
+        # Norms over fewer dimensions amplify rounding beyond what is compared.
+        "hidden_size": num_heads * draw(st.sampled_from([8, 12])),
         "num_hidden_layers": num_layers,
         "tie_word_embeddings": draw(st.booleans()),
         "attention_bias": draw(st.booleans()),
@@ -68,6 +69,7 @@ def models(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         }
     if model_type == "gemma3_text":
         full = config["rope_parameters"]
+        full.pop("truncate", None)  # transformers 5 doesn't look for it below a layer's type
         config["rope_parameters"] = {
             "full_attention": full,
             "sliding_attention": {"rope_type": "default", "rope_theta": draw(st.floats(100, 1e5))},
