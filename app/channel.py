@@ -94,7 +94,15 @@ class _NonsenseError(Exception):
 class ChannelClient:
     """One engine replica at the other end of ``connection``, which it owns."""
 
-    def __init__(self, connection: Connection, card: ModelCard, listener: EngineListener) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        card: ModelCard,
+        listener: EngineListener,
+        *,
+        query_timeout_s: float = QUERY_TIMEOUT_S,
+    ) -> None:
+        self._query_timeout_s = query_timeout_s
         self._connection = connection
         self._card = card
         self._listener = listener
@@ -154,7 +162,7 @@ class ChannelClient:
         self._queries[query_id] = reply
         try:
             self._send(Query(query_id, kind, argument))
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
+            async with asyncio.timeout(self._query_timeout_s):
                 return await reply
         finally:
             del self._queries[query_id]
@@ -215,7 +223,7 @@ class ChannelClient:
                 self._num_credits = 0
                 self._listener.on_draining(self)
             case ModelCard():
-                logger.warning("engine %s sent its card twice", self._card.engine_id)
+                raise _NonsenseError("a second card")
 
     def _deliver(self, delta: TokenDelta) -> None:
         request = self._open.get(delta.request_id)

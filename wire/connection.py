@@ -255,7 +255,7 @@ class Connection(asyncio.Protocol):
         if not self._is_reading_paused:
             self._num_silent_ticks += 1
         silence_s = self._num_silent_ticks * self._limits.heartbeat_period_s
-        if silence_s > self._limits.heartbeat_timeout_s:
+        if silence_s >= self._limits.heartbeat_timeout_s:
             self._abort(f"nothing came from the peer for {self._limits.heartbeat_timeout_s:g} s")
             return
         self._schedule_tick()

@@ -11,7 +11,7 @@ import pytest
 from wire.connection import Connection, adopt, connect
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed, WireError
-from wire.frames import HEADER_BYTES, encode_frame
+from wire.frames import HEADER_BYTES, HEARTBEAT, encode_frame
 from wire.handshake import Handshake, Role
 from wire.limits import Limits
 from wire.listener import ConnectionHandler, Listener, listen
@@ -124,6 +124,125 @@ async def test_an_oversized_frame_before_the_handshake_ends_the_connection() -> 
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
+
+
+class Stranger:
+    """Speaks to a listener byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def shake_hands(self) -> bytes:
+        """Returns what was sent."""
+        client = Handshake(Role.CLIENT, SECRET)
+        server_hello = (await self.reader.readexactly(HELLO_FRAME_BYTES))[HEADER_BYTES:]
+        proof = client.receive(server_hello)
+        assert proof is not None
+        sent = encode_frame(client.hello()) + encode_frame(proof)
+        self.writer.write(sent)
+        await self.reader.readexactly(len(encode_frame(proof)))
+        return sent
+
+    async def rest(self) -> bytes:
+        """What still comes, up to the end."""
+        async with asyncio.timeout(2):
+            return await self.reader.read()
+
+
+@contextlib.asynccontextmanager
+async def stranger_at(listener: Listener) -> AsyncIterator[Stranger]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.endpoint.port)
+    try:
+        yield Stranger(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+class Served:
+    """A handler that keeps what came, and how each connection ended."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.reasons: asyncio.Queue[str] = asyncio.Queue()
+        self.num_connections = 0
+
+    async def __call__(self, connection: Connection) -> None:
+        self.num_connections += 1
+        try:
+            while True:
+                self.payloads.append(await connection.receive())
+        except ConnectionClosed as closed:
+            self.reasons.put_nowait(closed.reason)
+
+
+async def test_a_frame_over_the_limit_ends_the_connection_before_it_comes() -> None:
+    served = Served()
+    limits = Limits(max_frame_bytes=1000)
+    async with listening(served, limits=limits) as listener, stranger_at(listener) as stranger:
+        await stranger.shake_hands()
+        stranger.writer.write((1001).to_bytes(HEADER_BYTES, "little"))
+        with contextlib.suppress(ConnectionError):
+            await stranger.rest()
+        reason = await asyncio.wait_for(served.reasons.get(), 2)
+        assert "frame of 1001 bytes is over the limit of 1000" in reason
+
+
+async def test_a_frame_that_was_cut_off_is_never_handed_out() -> None:
+    served = Served()
+    async with listening(served) as listener, stranger_at(listener) as stranger:
+        await stranger.shake_hands()
+        stranger.writer.write(encode_frame(b"whole") + encode_frame(b"cut off")[:-1])
+        stranger.writer.write_eof()
+        await asyncio.wait_for(served.reasons.get(), 2)
+    assert served.payloads == [b"whole"]
+
+
+async def test_a_replayed_handshake_runs_no_handler() -> None:
+    served = Served()
+    async with listening(served) as listener:
+        async with stranger_at(listener) as stranger:
+            recorded = await stranger.shake_hands()
+        async with stranger_at(listener) as stranger:
+            stranger.writer.write(recorded + encode_frame(b"do as before"))
+            assert b"secrets of the two sides differ" in await stranger.rest()
+        assert (served.num_connections, served.payloads) == (1, [])
+
+
+async def test_what_follows_an_unfinished_handshake_reaches_no_handler() -> None:
+    served = Served()
+    async with listening(served) as listener, stranger_at(listener) as stranger:
+        hello = Handshake(Role.CLIENT, SECRET).hello()
+        stranger.writer.write(encode_frame(hello) + encode_frame(b"no proof"))
+        await stranger.rest()
+        assert served.num_connections == 0
+
+
+async def test_another_version_is_told_what_to_do() -> None:
+    served = Served()
+    async with listening(served) as listener, stranger_at(listener) as stranger:
+        stranger.writer.write(encode_frame(Handshake(Role.CLIENT, SECRET, version=99).hello()))
+        assert b"run the same release on both sides" in await stranger.rest()
+        assert served.num_connections == 0
+
+
+async def test_a_flood_of_heartbeats_delays_others_little_and_piles_up_nowhere() -> None:
+    served = Served()
+    async with listening(served) as listener, stranger_at(listener) as stranger:
+        await stranger.shake_hands()
+        other = await connect(listener.endpoint, secret=SECRET)
+        stranger.writer.write(HEARTBEAT * 500_000 + encode_frame(b"after the flood"))
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        other.send(b"meanwhile")
+        async with asyncio.timeout(5):
+            while len(served.payloads) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert sorted(served.payloads) == [b"after the flood", b"meanwhile"]
+        assert loop.time() - started_s < 3
+        other.close("done")
 
 
 async def test_nobody_listening_is_an_error_that_names_the_endpoint() -> None:

@@ -227,6 +227,7 @@ async def test_a_message_that_is_not_understood_closes_the_connection(pair: Pair
         StepFrame([], LoadView(pending_prefill_tokens=10**18)),
         Grant(-1),
         Grant(10**12),
+        make_card(),
     ],
 )
 async def test_nonsense_closes_the_connection_and_ends_what_is_open(
@@ -271,3 +272,69 @@ async def test_a_query_ends_with_the_connection(pair: Pair) -> None:
 async def test_missed_events_are_asked_for(pair: Pair) -> None:
     pair.client.request_snapshot()
     assert await pair.next() == GetSnapshot()
+
+
+async def test_nothing_is_delivered_once_the_connection_is_given_up(pair: Pair) -> None:
+    deltas: list[TokenDelta] = []
+    await pair.grant(1)
+    pair.client.submit(REQUEST, deltas.append)
+    pair.send(Grant(-1))
+    pair.send(StepFrame([TokenDelta("r", [1])], LoadView(num_running=1)))
+    pair.send(Grant(1))
+    pair.send(CacheSnapshot(1, [b"k"]))
+    await until(lambda: "closed" in pair.listener.heard)
+    await pair.engine.wait_closed()
+    assert [delta.finish_reason for delta in deltas] == [FinishReason.ERROR]
+    assert pair.listener.heard == ["credits", "closed"]
+    assert (pair.client.num_credits, pair.client.load) == (0, LoadView())
+
+
+async def test_a_request_is_not_touched_by_what_is_said_of_others(pair: Pair) -> None:
+    deltas: list[TokenDelta] = []
+    await pair.grant(1)
+    pair.client.submit(REQUEST, deltas.append)
+    own = TokenDelta("r", [1])
+    forged = [
+        TokenDelta(name, [9], FinishReason.STOP) for name in ("", "R", "r ", "r\0", "q" * 1000)
+    ]
+    forged += [TokenDelta("r", [9], FinishReason.STOP, index=index) for index in (-1, 1, 2**40)]
+    pair.send(StepFrame([*forged, own], LoadView()))
+    await until(lambda: deltas)
+    assert deltas == [own]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        msgspec.msgpack.encode(StepFrame([TokenDelta("r", [1])], LoadView()))[:-3],
+        msgspec.msgpack.encode(StepFrame([TokenDelta("r", [1])], LoadView())) + b"\x00",
+        msgspec.msgpack.encode(Submit(REQUEST)),
+        msgspec.msgpack.encode({"type": "of a later version"}),
+        msgspec.msgpack.encode({"type": "step", "deltas": [["r", ["one"]]], "load": []}),
+        msgspec.msgpack.encode({"type": "grant", "num_credits": True}),
+    ],
+    ids=["cut", "too long", "the other way", "unknown", "mistyped", "no number"],
+)
+async def test_what_is_no_message_of_ours_closes_the_connection(pair: Pair, payload: bytes) -> None:
+    deltas: list[TokenDelta] = []
+    await pair.grant(1)
+    pair.client.submit(REQUEST, deltas.append)
+    pair.engine.send(payload)
+    await until(lambda: "closed" in pair.listener.heard)
+    assert [delta.finish_reason for delta in deltas] == [FinishReason.ERROR]
+
+
+async def test_a_query_without_a_reply_ends_and_a_late_one_is_ignored() -> None:
+    ours, theirs = socket.socketpair()
+    client = ChannelClient(await adopt(ours), make_card(), Listener(), query_timeout_s=0.02)
+    pair = Pair(client, await adopt(theirs), Listener())
+    with pytest.raises(TimeoutError):
+        await client.query("steps", "")
+    pair.send(Reply(1, b"late"))
+    asked = asyncio.create_task(client.query("steps", ""))
+    assert [await pair.next() for _ in range(2)] == [Query(1, "steps"), Query(2, "steps")]
+    pair.send(Reply(2, b"[]"))
+    pair.send(Reply(2, b"again"))
+    assert await asked == b"[]"
+    await client.close()
+    await pair.engine.wait_closed()

@@ -41,3 +41,16 @@ def test_a_payload_over_the_limit_is_not_encoded() -> None:
     assert encode_frame(bytes(10), max_frame_bytes=10)
     with pytest.raises(FrameTooLargeError):
         encode_frame(bytes(11), max_frame_bytes=10)
+
+
+def test_a_flood_of_heartbeats_leaves_nothing_behind() -> None:
+    decoder = FrameDecoder()
+    decoder.feed(HEARTBEAT * 10_000 + encode_frame(b"here") + HEARTBEAT * 10_000)
+    assert decoder.frames() == [b"here"]
+    assert decoder.next_frame() is None
+
+
+def test_a_frame_that_never_ends_is_never_handed_out() -> None:
+    decoder = FrameDecoder(1000)
+    decoder.feed(encode_frame(bytes(1000))[:-1])
+    assert decoder.frames() == []

@@ -60,6 +60,16 @@ def test_a_reflected_proof_is_worthless() -> None:
         client.receive(proof)
 
 
+def test_a_replayed_handshake_is_refused() -> None:
+    hello, _, proof, _ = transcript(Handshake(Role.CLIENT, SECRET), Handshake(Role.SERVER, SECRET))
+    server = Handshake(Role.SERVER, SECRET)
+    server.hello()
+    assert server.receive(hello) is None
+    with pytest.raises(HandshakeError, match="secrets of the two sides differ"):
+        server.receive(proof)
+    assert not server.is_done
+
+
 def test_another_version_is_refused_naming_both() -> None:
     client = Handshake(Role.CLIENT, SECRET, version=3)
     server = Handshake(Role.SERVER, SECRET, version=2)
