@@ -5,6 +5,8 @@ that wait stand in ``app.waiting``. One event loop. Must not know HTTP or text.
 """
 
 import asyncio
+import math
+import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,19 +23,23 @@ from app.errors import (
 from app.fleet import Fleet, Member
 from app.queue import Job
 from app.routing.policy import Policy, choose
-from app.waiting import WaitingRoom
+from app.waiting import ClassQueue, WaitingRoom
 from engine.messages import (
     CacheEvents,
     CacheSnapshot,
     EngineRequest,
     FinishReason,
     ModelCard,
+    ServiceClass,
     TimelineEvent,
     TokenDelta,
 )
 
 MAX_ATTEMPTS = 3
 """Engines that may lose one request before it fails: one that kills engines must not kill all."""
+
+MIN_RETRY_S, MAX_RETRY_S = 1, 120
+"""Bounds of ``retry-after``: OpenAI's client doesn't try again at all if told to wait longer."""
 
 MAX_CONNECTING_S = 5.0
 """Wait for a first engine that discovery named; a large tokenizer takes about one second."""
@@ -106,16 +112,13 @@ class Dispatcher:
     def enqueue(self, *jobs: Job) -> None:
         """Take all ``jobs`` or none; their answers hear everything from here on.
 
-        Raises ``ModelLoadingError`` without an engine and ``OverloadedError`` when the queue is
-        full.
+        Raises ``ModelLoadingError`` without an engine, and ``OverloadedError`` when the queue is
+        full, with nothing of a lower class in it, or the wait would be too long.
         """
         if self.card is None:
             raise ModelLoadingError(self.model)
-        if len(self._waiting) + len(jobs) > self._config.max_queue_len:
-            raise OverloadedError(
-                f"The model `{self.model}` has {len(self._waiting)} requests waiting, of at most "
-                f"{self._config.max_queue_len}. Try again shortly."
-            )
+        self._check_wait(jobs[0].service_class)
+        self._make_room(len(jobs), jobs[0].service_class)
         for job in jobs:
             self._jobs[job.request_id] = job
             self._waiting.add(job)
@@ -169,6 +172,39 @@ class Dispatcher:
         waiting_ids = [job.request_id for job in self._waiting]
         assert sorted(waiting_ids + [job.request_id for job in running]) == sorted(self._jobs)
 
+    def queues(self) -> list[ClassQueue]:
+        """What waits, per ``ServiceClass``."""
+        return self._waiting.by_class()
+
+    def _check_wait(self, service_class: ServiceClass) -> None:
+        estimated_s = self._waiting.estimated_wait_s(service_class)
+        if estimated_s > self._config.max_queue_wait_s:
+            raise self._overloaded(service_class, f"a request would wait about {estimated_s:.0f} s")
+
+    def _make_room(self, num_jobs: int, service_class: ServiceClass) -> None:
+        """Those of lower classes that would go last are refused in favour of ``num_jobs`` others;
+        all of the room is made, or none.
+        """
+        num_too_many = len(self._waiting) + num_jobs - self._config.max_queue_len
+        if num_too_many <= 0:
+            return
+        reason = f"{len(self._waiting)} requests wait, of at most {self._config.max_queue_len}"
+        victims = self._waiting.last_below(service_class, num_too_many)
+        if len(victims) < num_too_many:
+            raise self._overloaded(service_class, reason)
+        for job in victims:
+            self._waiting.remove(job)
+            self._fail(job, self._overloaded(job.service_class, reason))
+
+    def _overloaded(self, service_class: ServiceClass, reason: str) -> OverloadedError:
+        """Clients come back after the estimated wait, not all at once."""
+        estimated_s = self._waiting.estimated_wait_s(service_class)
+        spread = random.uniform(0.75, 1.25)  # noqa: S311 - not a secret
+        return OverloadedError(
+            f"The model `{self.model}` is overloaded: {reason}. Try again later.",
+            retry_after_s=max(MIN_RETRY_S, min(MAX_RETRY_S, math.ceil(estimated_s * spread))),
+        )
+
     # Membership.
 
     def add_engine(self, client: EngineClient) -> Member:
@@ -207,27 +243,29 @@ class Dispatcher:
     # What engines say.
 
     def on_credits(self, client: EngineClient) -> None:
-        member = self.fleet.get(client.card.engine_id)
+        member = self.fleet.member_of(client)
         if member is not None:
             self._waiting.use_credits(member)
 
     def on_step(self, client: EngineClient, events: CacheEvents | None) -> None:
-        member = self.fleet.get(client.card.engine_id)
+        member = self.fleet.member_of(client)
         if member is not None:
             self.fleet.see_step(member, events, self._clock())
 
     def on_snapshot(self, client: EngineClient, snapshot: CacheSnapshot) -> None:
-        member = self.fleet.get(client.card.engine_id)
+        member = self.fleet.member_of(client)
         if member is not None:
             self.fleet.see_snapshot(member, snapshot)
 
     def on_draining(self, client: EngineClient) -> None:
-        self._waiting.rechoose(client.card.engine_id)
+        if self.fleet.member_of(client) is not None:
+            self._waiting.rechoose(client.card.engine_id)
 
     def on_closed(self, client: EngineClient, reason: str) -> None:
-        member = self.fleet.remove(client.card.engine_id)
+        member = self.fleet.member_of(client)
         if member is None:
             return
+        self.fleet.remove(member.engine_id)
         self._waiting.rechoose(member.engine_id)
         assert not member.running, f"{member.engine_id} closed without ending its requests"
         member.closed.set()

@@ -5,13 +5,16 @@ Owns the prefix index. Does not submit, wait or reconnect.
 
 import asyncio
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from app.client import EngineClient
 from app.queue import Job, WaitingQueue
 from app.routing.index import PrefixIndex
 from app.routing.policy import Candidate, Policy, choose, cost_s
+from app.routing.stride_remainder import StrideRemainder
 from engine.messages import KEY_STRIDE, CacheEvents, CacheSnapshot
 
 _VIEW_AGE_STEPS = 1.5
@@ -21,8 +24,20 @@ _VIEW_DELAY_S = 0.02
 """On the way, and in this process's queue."""
 
 
-SNAPSHOT_PERIOD_S = 10.0
+DOUBT_PERIOD_S = 10.0
 """Between two snapshots that wrong predictions ask for."""
+
+SNAPSHOT_TIMEOUT_S = 5.0
+"""A snapshot that is not whole by then is asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A request on its way to an engine."""
+
+    job: Job
+    num_matching: int
+    """Keys of the index that were expected there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +50,12 @@ class Member:
     num_running_samples: int = 0
     unseen: dict[Job, int] = field(default_factory=dict)
     """Uncached prompt tokens of submitted requests that the last load view may not show."""
-    unconfirmed: dict[str, Job] = field(default_factory=dict)
+    unconfirmed: dict[str, Send] = field(default_factory=dict)
     """Submitted requests whose prompts the engine may not have computed yet."""
-    snapshot_due_s: float | None = None
-    """No snapshot is asked for because of a wrong prediction before that."""
+    asked_s: float | None = None
+    """When a snapshot was asked for last, or missed first."""
+    doubted_s: float | None = None
+    """When one was asked for last because of a wrong prediction."""
     announced_demand: tuple[int, int, int] = (0, 0, 0)
     """As the engine counts: each submit takes one off (``engine.messages.Demand``)."""
     is_retiring: bool = False
@@ -71,6 +88,7 @@ class Fleet:
         self._policy = policy
         self._members: dict[str, Member] = {}
         self._rotation = itertools.count()
+        self._remainder = StrideRemainder(KEY_STRIDE)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -78,8 +96,23 @@ class Fleet:
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._members.values()))
 
+    @property
+    def num_answers_per_s(self) -> float | None:
+        """Answers that all engines end per second while they are full; None while unknown."""
+        rates = [
+            member.client.card.max_num_seqs / member.client.load.mean_answer_s
+            for member in self._members.values()
+            if member.is_accepting and member.client.load.mean_answer_s > 0
+        ]
+        return sum(rates) or None
+
     def get(self, engine_id: str | None) -> Member | None:
         return None if engine_id is None else self._members.get(engine_id)
+
+    def member_of(self, client: EngineClient) -> Member | None:
+        """None for the connection before the present one, whose last words may come late."""
+        member = self._members.get(client.card.engine_id)
+        return member if member is not None and member.client is client else None
 
     def add(self, member: Member) -> None:
         assert member.engine_id not in self._members, f"{member.engine_id} is connected twice"
@@ -104,12 +137,20 @@ class Fleet:
             and job.submitted_s > shown_s
         }
         if events is not None and self.index.apply(member.engine_id, events):
-            member.client.request_snapshot()
+            self._ask_snapshot(member, now_s)
+        elif self.index.is_behind(member.engine_id):
+            if member.asked_s is None:
+                member.asked_s = now_s
+            elif now_s >= member.asked_s + SNAPSHOT_TIMEOUT_S:
+                self._ask_snapshot(member, now_s)
+        else:
+            member.asked_s = None
         self._settle_sends(member, now_s)
 
     def see_snapshot(self, member: Member, snapshot: CacheSnapshot) -> None:
         """All that ``member`` holds, or a part of it."""
         if self.index.seed(member.engine_id, snapshot):
+            member.asked_s = None
             member.client.request_snapshot()
 
     def count_send(self, member: Member, job: Job) -> None:
@@ -117,16 +158,14 @@ class Fleet:
         by_class = list(member.announced_demand)
         by_class[job.service_class] = max(0, by_class[job.service_class] - 1)
         member.announced_demand = (by_class[0], by_class[1], by_class[2])
-        keys = job.prompt.index_keys
-        num_matching = self.index.num_matching(keys).get(member.engine_id, 0)
-        candidate = _candidate(member, num_matching, 0, 0)
+        num_matching = self._num_matching(job).get(member.engine_id, 0)
+        candidate = _candidate(member, self._expected_cached_tokens(member, job, num_matching))
         num_tokens = len(job.prompt.token_ids)
-        num_cached = min(candidate.num_cached_tokens, num_tokens - 1)
-        job.predicted_cached_tokens = num_cached
+        job.predicted_cached_tokens = candidate.num_cached_tokens
         job.predicted_ttft_s = cost_s(num_tokens, candidate)
-        member.unseen[job] = num_tokens - num_cached
-        member.unconfirmed[job.request_id] = job
-        self.index.count_send(member.engine_id, job.request_id, keys)
+        member.unseen[job] = num_tokens - candidate.num_cached_tokens
+        member.unconfirmed[job.request_id] = Send(job, num_matching)
+        self.index.count_send(member.engine_id, job.request_id, job.prompt.index_keys)
 
     def choose(self, job: Job, queue: WaitingQueue) -> Member | None:
         """Where ``job`` should go, if to any; to one that lost it only if there are no others."""
@@ -134,9 +173,14 @@ class Fleet:
         fresh = [member for member in fitting if member.engine_id not in job.tried] or fitting
         if len(fresh) < 2:
             return fresh[0] if fresh else None
-        matching = self.index.num_matching(job.prompt.index_keys)
+        matching = self._num_matching(job)
         candidates = [
-            _waiting_candidate(member, matching.get(member.engine_id, 0), job, queue)
+            _waiting_candidate(
+                member,
+                self._expected_cached_tokens(member, job, matching.get(member.engine_id, 0)),
+                job,
+                queue,
+            )
             for member in fresh
         ]
         chosen = self._policy(
@@ -147,57 +191,96 @@ class Fleet:
         )
         return self._members[chosen.engine_id]
 
+    def _num_matching(self, job: Job) -> dict[str, int]:
+        """By engine. A prompt whose log probabilities are asked for is computed whole."""
+        if job.sampling.num_prompt_logprobs is not None:
+            return {}
+        return self.index.num_matching(job.prompt.index_keys)
+
+    def _expected_cached_tokens(self, member: Member, job: Job, num_matching: int) -> int:
+        if job.sampling.num_prompt_logprobs is not None:
+            return 0
+        num_blocks = len(job.prompt.block_keys)
+        num_blocks_beyond = self._remainder.expected_blocks(num_matching, num_blocks)
+        num_expected = num_matching * KEY_STRIDE + num_blocks_beyond
+        num_cached = round(num_expected * member.client.card.block_size_tokens)
+        # The last prompt token is always computed, or there would be nothing to sample from.
+        return min(num_cached, len(job.prompt.token_ids) - 1)
+
+    def _ask_snapshot(self, member: Member, now_s: float) -> None:
+        member.asked_s = now_s
+        member.client.request_snapshot()
+
     def _settle_sends(self, member: Member, now_s: float) -> None:
         """The engine has begun with some requests, others have ended: its events say what it holds.
 
         A prediction that its events do not explain means that they do not tell the truth: ask.
         """
         done = [
-            job
-            for job in member.unconfirmed.values()
-            if job.has_begun or job.request_id not in member.running
+            send
+            for send in member.unconfirmed.values()
+            if send.job.has_begun or send.job.request_id not in member.running
         ]
-        stride_tokens = KEY_STRIDE * member.client.card.block_size_tokens
-        for job in done:
+        for send in done:
+            job = send.job
             del member.unconfirmed[job.request_id]
-            num_cached = job.num_cached_tokens
-            if num_cached is not None and job.request_id in member.running:
-                # One token at least is computed, whatever is cached: its block does not count.
-                num_cached += member.client.card.block_size_tokens
-            else:
-                num_cached = None
+            num_cached_blocks = _num_cached_blocks(member, job)
+            if num_cached_blocks is not None:
+                num_prompt_blocks = len(job.prompt.block_keys)
+                self._remainder.learn(send.num_matching, num_prompt_blocks, num_cached_blocks)
             is_wrong = self.index.settle_send(
                 member.engine_id,
                 job.request_id,
-                None if num_cached is None else num_cached // stride_tokens,
+                None if num_cached_blocks is None else num_cached_blocks // KEY_STRIDE,
             )
-            if is_wrong and (member.snapshot_due_s is None or now_s >= member.snapshot_due_s):
-                member.snapshot_due_s = now_s + SNAPSHOT_PERIOD_S
-                member.client.request_snapshot()
+            is_due = member.doubted_s is None or now_s >= member.doubted_s + DOUBT_PERIOD_S
+            if is_wrong and is_due:
+                member.doubted_s = now_s
+                self._ask_snapshot(member, now_s)
+
+
+def _num_cached_blocks(member: Member, job: Job) -> int | None:
+    """Found by the engine in its cache; None if it did not look or has not said so."""
+    is_known = job.num_cached_tokens is not None and job.request_id in member.running
+    if not is_known or job.sampling.num_prompt_logprobs is not None:
+        return None
+    assert job.num_cached_tokens is not None
+    # Of a prompt that is cached whole the last token is computed, and not counted: round up.
+    return -(-job.num_cached_tokens // member.client.card.block_size_tokens)
 
 
 def _waiting_candidate(
-    member: Member, num_matching: int, job: Job, queue: WaitingQueue
+    member: Member, num_cached_tokens: int, job: Job, queue: WaitingQueue
 ) -> Candidate:
+    """What waits in this gateway counts if it goes first; of others only the sums are known."""
     lane = queue.lane(member.engine_id)
-    num_waiting, num_waiting_tokens = lane.num_samples, lane.num_tokens
-    if job.engine_id == member.engine_id:  # it need not wait for itself
-        num_waiting -= job.num_samples
-        num_waiting_tokens -= len(job.prompt.token_ids)
-    return _candidate(member, num_matching, num_waiting, num_waiting_tokens)
+    num_before = bisect_left(lane.jobs, job.order, key=attrgetter("order"))
+    num_others = len(lane.jobs) - (job.engine_id == member.engine_id)
+    num_samples, num_tokens = lane.num_samples, lane.num_tokens
+    if num_others < len(lane.jobs):  # it need not wait for itself
+        num_samples -= job.num_samples
+        num_tokens -= len(job.prompt.token_ids)
+    share = num_before / num_others if num_others else 0.0
+    return _candidate(
+        member,
+        num_cached_tokens,
+        num_queued=round(share * num_samples),
+        num_queued_tokens=round(share * num_tokens),
+    )
 
 
 def _candidate(
-    member: Member, num_matching: int, num_waiting: int, num_waiting_tokens: int
+    member: Member, num_cached_tokens: int, *, num_queued: int = 0, num_queued_tokens: int = 0
 ) -> Candidate:
     card = member.client.card
     return Candidate(
         engine_id=member.engine_id,
         load=member.client.load,
         block_size_tokens=card.block_size_tokens,
-        num_cached_tokens=num_matching * KEY_STRIDE * card.block_size_tokens,
-        num_in_flight=member.num_running_samples + num_waiting,
-        num_unseen=sum(unseen.num_samples for unseen in member.unseen) + num_waiting,
-        num_unseen_tokens=sum(member.unseen.values()) + num_waiting_tokens,
+        num_cached_tokens=num_cached_tokens,
+        num_in_flight=member.num_running_samples + num_queued,
+        num_unseen=sum(unseen.num_samples for unseen in member.unseen) + num_queued,
+        num_unseen_tokens=sum(member.unseen.values()),
+        num_queued_tokens=num_queued_tokens,
         max_num_seqs=card.max_num_seqs,
     )

@@ -39,9 +39,11 @@ class Candidate:
     num_unseen: int
     """Those of requests that ``load`` does not show yet, or that wait for it in this gateway."""
     num_unseen_tokens: int
-    """Prompt tokens of those requests."""
+    """Prompt tokens of those that were submitted, less those expected to be cached."""
     max_num_seqs: int
     """Samples that the engine runs side by side; 0 while unknown."""
+    num_queued_tokens: int = 0
+    """Whole prompts of those that wait in this gateway and go first."""
 
 
 class Policy(Protocol):
@@ -116,13 +118,23 @@ def cost_s(num_prompt_tokens: int, candidate: Candidate) -> float:
     is_measured = load.num_blocks > 0
     # KV that has to be freed first was somebody's work; it is about as much to be done again.
     num_missing = max(0, num_uncached - num_free_tokens) if is_measured else 0
-    num_tokens = load.pending_prefill_tokens + candidate.num_unseen_tokens
+    # Of prompts that wait, in the engine or before it, nobody has looked what is cached.
+    num_unlooked = min(load.num_waiting_tokens, load.pending_prefill_tokens)
+    num_looked = load.pending_prefill_tokens - num_unlooked + candidate.num_unseen_tokens
+    num_waiting = (num_unlooked + candidate.num_queued_tokens) * _uncached_share(load)
     num_sharing = _num_sharing(candidate)
     return (
-        (num_tokens + num_uncached + num_missing) / rate
+        (num_looked + num_waiting + num_uncached + num_missing) / rate
         + num_sharing * load.step_time_s
         + _place_wait_s(num_sharing, candidate.max_num_seqs, load.mean_answer_s or MEAN_ANSWER_S)
     )
+
+
+def _uncached_share(load: LoadView) -> float:
+    """Of the prompts that the engine has admitted so far."""
+    if load.num_prompt_tokens <= 0:
+        return 1.0
+    return max(0.0, 1 - load.num_cached_prompt_tokens / load.num_prompt_tokens)
 
 
 def _num_sharing(candidate: Candidate) -> int:

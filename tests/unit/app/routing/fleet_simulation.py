@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from app.config import GatewayConfig
 from app.dispatch import Dispatcher
 from app.errors import ApiError
-from app.queue import Job
+from app.fleet import Fleet
+from app.queue import Job, WaitingQueue
 from app.routing.policy import Policy, choose
 from app.text.tokenization import Prompt
 from benchmarks.chat_workload import ChatTurn, ChatWorkload
@@ -120,6 +121,26 @@ class FleetSimulation:
         keys = list[bytes](block_keys(ROOT_KEY, token_ids, BLOCK_SIZE_TOKENS))
         return Prompt(token_ids, ROOT_KEY, keys, ROOT_KEY)
 
+    def job(self, prompt: Prompt, num_tokens: int = 1) -> Job:
+        now_s = asyncio.get_running_loop().time()
+        self._num_requests += 1
+        return Job(
+            f"r{self._num_requests}",
+            prompt,
+            SamplingParams(max_tokens=num_tokens),
+            _Answer(),
+            arrived_s=now_s,
+            deadline_s=now_s + 600,
+        )
+
+    def choice(self, fleet: Fleet, job: Job) -> str:
+        member = fleet.choose(job, WaitingQueue())
+        assert member is not None
+        return member.engine_id
+
+    def num_cached_keys(self, number: int) -> int:
+        return len(self.engines[number].mirror)
+
     async def _chat(self, turns: Iterable[ChatTurn], draw: random.Random) -> None:
         for turn in turns:
             num_tokens = max(1, turn.answer_tokens // ANSWERS_SHORTENED)
@@ -127,17 +148,9 @@ class FleetSimulation:
             await asyncio.sleep(draw.expovariate(1 / THINK_S))
 
     async def _ask(self, gateway: Dispatcher, prompt: Prompt, num_tokens: int) -> None:
-        now_s = asyncio.get_running_loop().time()
-        answer = _Answer()
-        self._num_requests += 1
-        job = Job(
-            f"r{self._num_requests}",
-            prompt,
-            SamplingParams(max_tokens=num_tokens),
-            answer,
-            arrived_s=now_s,
-            deadline_s=now_s + 600,
-        )
+        job = self.job(prompt, num_tokens)
+        answer = job.answer
+        assert isinstance(answer, _Answer)
         gateway.enqueue(job)
         await answer.ended.wait()
         assert job.predicted_cached_tokens is not None
@@ -150,6 +163,6 @@ class FleetSimulation:
                 answer.num_cached_tokens,
                 job.predicted_ttft_s,
                 answer.first_s - job.submitted_s,
-                job.submitted_s - now_s,
+                job.submitted_s - job.arrived_s,
             )
         )
