@@ -3,9 +3,9 @@
 Serve's template binds the statistics and metrics ports to every interface, whatever host the
 service listens on, and lets a client take an hour over the headers of a request. Serve runs the
 program named by `RAY_SERVE_HAPROXY_BINARY_PATH`; `headwater serve` points it at a two-line launcher
-of this module, which narrows those two ports in the file, bounds that time and then becomes the
-real HAProxy (same process id, same arguments, as Serve's supervision expects). Knows nothing of
-requests.
+of this module, which narrows those two ports in the file, bounds that time, lets clients try again
+while no application runs and then becomes the real HAProxy (same process id, same arguments, as
+Serve's supervision expects). Knows nothing of requests.
 """
 
 import os
@@ -32,6 +32,24 @@ def bound_headers(config: str) -> str:
         return config
     limit = rf"\g<0>\n\g<1>timeout http-request {HEADERS_TIMEOUT_S}s"
     return _CLIENT_TIMEOUT.sub(limit, config, count=1)
+
+
+_NOT_FOUND = re.compile(r"^(\s*http-request return status) 404 .* not found\. .*$", re.MULTILINE)
+_RETRY = (
+    "503 content-type application/json hdr retry-after 1 string "
+    '\'{"error":{"message":"The server is starting or shutting down. Try again shortly.",'
+    '"type":"service_unavailable_error","param":null,"code":"server_is_not_ready"}}\''
+)
+
+
+def ask_to_retry(config: str) -> str:
+    """The configuration with a 503 instead of a 404 where no application runs at all.
+
+    Serve takes the gateway out first when it stops, and a 404 tells clients not to come again.
+    """
+    if re.search(r"^\s*use_backend ", config, re.MULTILINE):
+        return config
+    return _NOT_FOUND.sub(lambda match: f"{match[1]} {_RETRY}", config)
 
 
 def narrow(config: str) -> str:
@@ -61,7 +79,8 @@ def main(argv: list[str]) -> None:
     """`argv` is HAProxy's command: rewrite the file after `-f`, then run it. Does not return."""
     if "-f" in argv:
         path = Path(argv[argv.index("-f") + 1])
-        path.write_text(bound_headers(narrow(path.read_text("utf-8"))), encoding="utf-8")
+        config = ask_to_retry(bound_headers(narrow(path.read_text("utf-8"))))
+        path.write_text(config, encoding="utf-8")
     os.execv(argv[0], argv)  # noqa: S606  no shell wanted
 
 

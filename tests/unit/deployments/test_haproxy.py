@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ray.serve._private import haproxy_templates
 
-from deployments.haproxy import bound_headers, narrow, write_launcher
+from deployments.haproxy import ask_to_retry, bound_headers, narrow, write_launcher
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,28 @@ def test_the_headers_of_a_request_have_a_time_limit() -> None:
     )
     assert bound_headers(config) == bounded
     assert bound_headers(bounded) == bounded
+
+
+DEFAULT_BACKEND = next(
+    line
+    for line in haproxy_templates.HAPROXY_CONFIG_TEMPLATE.splitlines()
+    if "return status 404" in line
+)
+FRONTEND = "frontend http_frontend\n    bind 127.0.0.1:{port}\n"
+EMPTY = (
+    f"{FRONTEND}    default_backend default_backend\nbackend default_backend\n{DEFAULT_BACKEND}\n"
+)
+
+
+def test_with_an_application_unknown_paths_stay_not_found() -> None:
+    config = EMPTY.replace("    default_b", "    use_backend app if is_app\n    default_b")
+    assert ask_to_retry(config) == config
+
+
+def test_without_an_application_the_answer_is_another() -> None:
+    config = ask_to_retry(EMPTY)
+    assert " 404 " not in config
+    assert "http-request return status 503 " in config
 
 
 def test_the_launcher_is_executable_and_names_the_real_program(tmp_path: Path) -> None:
