@@ -22,6 +22,7 @@ from app.requests.answer_options import AnswerOptions
 from app.requests.body import parse_json_object, read_body
 from app.requests.chat_request import ChatRequest, parse_chat_request
 from app.requests.sampling import check_can_fit, sampling_params
+from app.requests.service_class import choose_class
 from app.text.tokenization import ModelTokenizer, Prompt
 from engine.messages import Usage
 
@@ -39,6 +40,9 @@ class ChatCompletions:
         body = await read_body(scope, receive, config.max_body_bytes)
         request = parse_chat_request(parse_json_object(body), max_fanout=config.max_fanout)
         record.is_stream = bool(request.stream)
+        record.service_class, record.service_tier = choose_class(
+            request.service_tier, scope["headers"], config.default_class
+        )
         is_long = len(body) > config.tokenize_off_loop_chars
         await run_while_connected(
             receive, partial(self._answer, request, record, send, is_long=is_long)

@@ -29,6 +29,7 @@ from app.requests.body import parse_json_object, read_body
 from app.requests.border import invalid
 from app.requests.completion_request import CompletionRequest, parse_completion_request
 from app.requests.sampling import check_can_fit, check_token_ids, sampling_params
+from app.requests.service_class import choose_class
 from app.text.tokenization import ModelTokenizer, Prompt
 from engine.messages import Usage
 
@@ -46,6 +47,9 @@ class Completions:
         body = await read_body(scope, receive, config.max_body_bytes)
         request = parse_completion_request(parse_json_object(body), max_fanout=config.max_fanout)
         record.is_stream = bool(request.stream)
+        record.service_class, record.service_tier = choose_class(
+            request.service_tier, scope["headers"], config.default_class
+        )
         is_long = len(body) > config.tokenize_off_loop_chars
         await run_while_connected(
             receive, partial(self._answer, request, record, send, is_long=is_long)

@@ -5,6 +5,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.requests.service_class import ClassName
+
 MIB = 1024 * 1024
 
 HASHED_KEY_PREFIX = "sha256:"
@@ -34,10 +36,14 @@ class GatewayConfig(BaseModel):
     """Keys that are accepted everywhere, and the only ones for ``/debug`` and ``/metrics/targets``
     once any key is configured.
     """
+    default_class: ClassName = "standard"
+    """Class of requests that ask for none, or for ``service_tier: auto``."""
     max_queue_len: int = Field(default=1024, ge=1)
-    """Waiting requests per model; one more is refused with 503."""
+    """Waiting requests per model. One more takes the place of the last one of a lower class, or is
+    refused with 503 and the estimated wait as ``retry-after``."""
     max_queue_wait_s: float = Field(default=30.0, gt=0)
-    """Longest wait for an engine, then 504; after half of it the request goes to the front."""
+    """Longest wait for an engine, then 504; after half of it the request goes to the front. A
+    request that would wait longer by estimate is refused at once with 503."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time from arrival to the last token."""
     max_body_bytes: int = Field(default=8 * MIB, ge=1)

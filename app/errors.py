@@ -145,7 +145,11 @@ class OverloadedError(ApiError):
     default_code = "server_is_overloaded"
 
     def __init__(self, message: str, *, code: str | None = None, retry_after_s: int = 1) -> None:
-        super().__init__(message, code=code, headers={"retry-after": str(retry_after_s)})
+        headers = {
+            "retry-after": str(retry_after_s),
+            "retry-after-ms": str(1000 * retry_after_s),
+        }
+        super().__init__(message, code=code, headers=headers)
 
 
 class ModelLoadingError(OverloadedError):

@@ -5,9 +5,10 @@ They stand in the order of their arrival plus their class's delay: "oldest" mean
 A data structure only: no clock, no router, no engines.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Protocol
 
 from app.errors import ApiError
@@ -108,6 +109,12 @@ class WaitingQueue:
         self._lanes: dict[str | None, Lane] = {}
         self._len = 0
 
+    @property
+    def num_by_class(self) -> list[int]:
+        """Jobs per ``ServiceClass``, in all lanes."""
+        sums = [lane.num_by_class for lane in self._lanes.values()]
+        return [sum(numbers) for numbers in zip(*sums, strict=True)] or [0] * len(ServiceClass)
+
     def __len__(self) -> int:
         return self._len
 
@@ -164,6 +171,16 @@ class WaitingQueue:
         if job is not None:
             self.remove(job)
         return job
+
+    def num_before(self, virtual_arrival_s: float) -> int:
+        """Jobs that one with that virtual arrival would have to let go first."""
+        key = (virtual_arrival_s, "")
+        return sum(bisect_left(lane.jobs, key, key=_order) for lane in self._lanes.values())
+
+    def last_below(self, service_class: ServiceClass, num_jobs: int) -> list[Job]:
+        """Up to ``num_jobs`` jobs of lower classes that go last, the very last one first."""
+        lower = (job for job in self if job.service_class > service_class)
+        return nlargest(num_jobs, lower, key=_order)
 
     def oldest(self, num_jobs: int) -> list[Job]:
         """Up to ``num_jobs`` jobs, oldest first."""

@@ -42,6 +42,8 @@ class RequestRecord:
     model: str | None = None
     is_stream: bool = False
     service_class: ServiceClass | None = None
+    service_tier: str | None = None
+    """As the answer names it, if the client asked for one."""
     tokenizing_s: float | None = None
     """Spent on the prompts, the wait for a thread included."""
     tokenized_s: float | None = None

@@ -6,18 +6,30 @@ has left.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from app.config import GatewayConfig
+from app.drain_meter import DrainMeter
 from app.errors import ApiError, RequestTimeoutError
 from app.fleet import Fleet, Member
 from app.queue import Job, WaitingQueue
-from engine.messages import TimelineEvent
+from engine.messages import ServiceClass, TimelineEvent
 
 TICK_S = 0.05
 """How often waiting requests are looked at again."""
 
 MAX_RECHOSEN_PER_TICK = 32
 """Oldest first; bounds the work of a tick, whatever the length of the queue."""
+
+
+class ClassQueue(NamedTuple):
+    """What waits of one class."""
+
+    depth: int
+    oldest_age_s: float
+    """Since its wait began; 0 if nothing waits."""
+    estimated_wait_s: float
+    """Of a request that came now."""
 
 
 class WaitingRoom:
@@ -41,6 +53,7 @@ class WaitingRoom:
         self._submit = submit
         self._give_up_job = give_up
         self._queue = WaitingQueue()
+        self._drain = DrainMeter()
         self._tick_handle: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -49,6 +62,38 @@ class WaitingRoom:
     def __iter__(self) -> Iterator[Job]:
         """All jobs as they are now; some may leave meanwhile."""
         return iter(self._queue)
+
+    def by_class(self) -> list[ClassQueue]:
+        """What waits of each ``ServiceClass``, for operators."""
+        now_s = self._clock()
+        oldest_s = [now_s] * len(ServiceClass)
+        for job in self._queue:
+            oldest_s[job.service_class] = min(oldest_s[job.service_class], job.queued_s)
+        return [
+            ClassQueue(
+                depth=num_jobs,
+                oldest_age_s=now_s - oldest_s[service_class],
+                estimated_wait_s=self.estimated_wait_s(service_class),
+            )
+            for service_class, num_jobs in zip(ServiceClass, self._queue.num_by_class, strict=True)
+        ]
+
+    def estimated_wait_s(self, service_class: ServiceClass) -> float:
+        """Until a request that came now would reach an engine.
+
+        What stands before it, by the rate at which waiting requests left lately; as long as none
+        did, by the rate at which full engines end answers.
+        """
+        now_s = self._clock()
+        num_before = self._queue.num_before(now_s + service_class.delay_s)
+        if num_before == 0:
+            return 0.0
+        rate_per_s = self._drain.rate_per_s(now_s) or self._fleet.num_answers_per_s
+        return 0.0 if rate_per_s is None else (num_before + 1) / rate_per_s
+
+    def last_below(self, service_class: ServiceClass, num_jobs: int) -> list[Job]:
+        """Of those that wait in lower classes up to ``num_jobs`` that go last."""
+        return self._queue.last_below(service_class, num_jobs)
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """New limits, for those that wait already, too."""
@@ -65,11 +110,13 @@ class WaitingRoom:
         self._queue.add(job)
         if member is not None:
             self.use_credits(member)
+        self._drain.set_waiting(job.queued_s, is_waiting=len(self._queue) > 0)
         self._tick_later()
 
     def remove(self, job: Job) -> None:
         """``job`` waits no more. Precondition: it does."""
         self._queue.remove(job)
+        self._drain.set_waiting(self._clock(), is_waiting=len(self._queue) > 0)
         self._announce(self._fleet.get(job.engine_id))
 
     def rechoose(self, engine_id: str | None) -> None:
@@ -78,17 +125,21 @@ class WaitingRoom:
 
     def use_credits(self, member: Member) -> None:
         """Let go whom the credits of ``member`` allow, and tell it who still waits."""
-        urgent_before_s = self._clock() - self._config.max_queue_wait_s / 2
+        now_s = self._clock()
+        urgent_before_s = now_s - self._config.max_queue_wait_s / 2
         while member.is_accepting and member.client.num_credits > 0:
             job = self._queue.pop_for(
                 member.engine_id, urgent_before_s=urgent_before_s, fits=member.fits
             )
             if job is None:
                 break
+            if job.queued_s < now_s:
+                self._drain.departed(now_s)
             meant_for = self._fleet.get(job.engine_id)
             self._submit(member, job)
             if meant_for is not member:
                 self._announce(meant_for)
+        self._drain.set_waiting(now_s, is_waiting=len(self._queue) > 0)
         self._announce(member)
 
     def close(self, error: ApiError) -> None:

@@ -28,7 +28,7 @@ from app.queue import Job
 from app.record import RequestRecord
 from app.requests.answer_options import AnswerOptions
 from app.text.tokenization import Prompt
-from engine.messages import SamplingParams, TimelineEvent, Usage
+from engine.messages import SamplingParams, ServiceClass, TimelineEvent, Usage
 
 _TIMEOUT_GRACE_S = 2.0
 """The engine ends a request that runs out of time; the gateway does if the engine does not."""
@@ -96,11 +96,14 @@ class AnswerRun:
                 arrived_s=record.started_s,
                 deadline_s=deadline_s,
                 num_samples=options.num_samples,
+                service_class=record.service_class or ServiceClass.STANDARD,
                 timeline=_beginning(record, len(run.prompt.token_ids)),
             )
             for run, prompt_answer in zip(prompts, self._answer.prompts, strict=True)
         ]
-        self._head = AnswerHead(record.request_id, int(time.time()), dispatcher.model)
+        self._head = AnswerHead(
+            record.request_id, int(time.time()), dispatcher.model, record.service_tier
+        )
         record.num_prompt_tokens = sum(len(run.prompt.token_ids) for run in prompts)
 
     async def run(self, send: Send, gone: Gone) -> None:
@@ -173,7 +176,6 @@ class AnswerRun:
             tpots_s = [prompt.tpot_s(self._span_s(prompt)) for prompt in answer.prompts]
             record.tpot_s = max((tpot_s for tpot_s in tpots_s if tpot_s is not None), default=None)
         record.engine_id = self._jobs[0].engine_id
-        record.service_class = self._jobs[0].service_class
         record.num_attempts = max(job.num_attempts for job in self._jobs)
         record.num_submissions = sum(job.num_attempts for job in self._jobs)
         record.num_retries = sum(max(0, job.num_attempts - 1) for job in self._jobs)

@@ -16,15 +16,18 @@ class AnswerHead:
     answer_id: str
     created_s: int
     model: str
+    service_tier: str | None = None
+    """The one that was used, if the client asked for any."""
 
     def fields(self, object_name: str) -> dict[str, Any]:
-        return {
+        fields = {
             "id": self.answer_id,
             "object": object_name,
             "created": self.created_s,
             "model": self.model,
             "system_fingerprint": None,
         }
+        return fields if self.service_tier is None else fields | {"service_tier": self.service_tier}
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class ChatCompletion(_Answer):
     created: int
     model: str
     system_fingerprint: str | None
+    service_tier: Literal["default", "flex", "priority"] | None = None
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | None = None
@@ -113,6 +114,7 @@ class Completion(_Answer):
     created: int
     model: str
     system_fingerprint: str | None
+    service_tier: Literal["default", "flex", "priority"] | None = None
     choices: list[CompletionChoice]
     usage: Usage
 

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from app.requests.answer_options import AnswerOptions
 from app.requests.border import Border, invalid, unsupported
+from app.requests.service_class import ServiceTier
 
 MAX_CHOICES = 128
 """OpenAI's bound of ``n``; the gateway's own, ``max_fanout``, is lower by default."""
@@ -147,6 +148,10 @@ class SamplingFields(Border):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
+    service_tier: ServiceTier | None = None
+    """``priority`` and ``fast`` are the interactive class, ``default`` is standard, ``flex`` batch;
+    the rest, and none, is what the server is configured for. Answers name the one that was used.
+    """
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     """Only requests with the same one share cached prefixes: how long an answer takes then tells
     others nothing of this prompt.
