@@ -10,6 +10,7 @@ from app.errors import ApiError, HeadersTooLargeError
 from app.gateway import Gateway
 from app.record import RequestRecord, attach_record, create_record
 from app.requests.body import ClientGoneError
+from app.stack_traces import stack_of
 
 logger = logging.getLogger(__name__)
 request_logger = logging.getLogger("headwater.request")
@@ -80,8 +81,8 @@ class RequestMiddleware:
             record.error = record.error or "client_closed"
             if isinstance(gone, asyncio.CancelledError):
                 raise
-        except Exception:
-            logger.exception("request %s failed", record.request_id)
+        except Exception as error:
+            logger.error("request %s failed: %s", record.request_id, stack_of(error))
             await responder.send_error(ApiError("The server had an error. See its log."))
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from app.answers.generation import FinishedBy, Generation, Piece, TextRules
 from app.errors import ApiError, EngineError, RequestTimeoutError
+from app.stack_traces import stack_of
 from engine.messages import FinishReason, TokenDelta, TokenLogprobs, Usage
 
 logger = logging.getLogger(__name__)
@@ -260,8 +261,12 @@ class PromptAnswer:
                 self._push(delta)
             else:
                 self._push_behind_echo(self.asked.echo, delta)
-        except Exception:
-            logger.exception("request %s: its answer could not be decoded", delta.request_id)
+        except Exception as error:
+            logger.error(
+                "request %s: its answer could not be decoded: %s",
+                delta.request_id,
+                stack_of(error),
+            )
             self._answer.fail(EngineError("The answer could not be decoded."))
         self._answer.wake()
 
