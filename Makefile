@@ -70,8 +70,9 @@ format: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup ## Write docs/configuration.md from the configuration classes
+docs: setup ## Write docs/configuration.md and docs/capacity.md from the code and the results
 	$(BIN)/python -m deployments.config_reference > docs/configuration.md
+	$(BIN)/python -m benchmarks.capacity > docs/capacity.md
 
 bench: setup ## Measure the engine without HTTP
 	@mkdir -p $(dir $(BENCH_OUT))
