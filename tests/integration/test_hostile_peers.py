@@ -13,7 +13,12 @@ import pytest
 
 from app.channel import ChannelClient, connect_engine
 from app.client import EngineClient
-from app.membership import ConnectError, EngineAddress
+from app.config import GatewayConfig
+from app.dispatch import Dispatcher
+from app.membership import ConnectError, EngineAddress, Membership
+from app.queue import Job
+from app.text.tokenization import Prompt
+from cache_tiers.keys import BlockKey
 from engine.messages import (
     CacheEvents,
     CacheSnapshot,
@@ -40,6 +45,7 @@ from tests.integration.paced_front import (
     running,
     write_paced_checkpoint,
 )
+from tests.unit.app.dispatch_bench import Recorder
 from tests.unit.app.fakes import make_card, until
 from wire.connection import Connection, connect
 from wire.errors import ConnectionClosed, WireError
@@ -252,3 +258,47 @@ async def test_a_new_connection_to_a_stopped_replica_fails_in_time(checkpoint: P
         with pytest.raises(WireError, match="no handshake within 5 s"):
             await connect_engine(address, Listener(), keep)
         assert time.monotonic() - started_s < MAX_NOTICE_S
+
+
+async def test_a_request_moves_on_from_a_stopped_replica(checkpoint: Path) -> None:
+    async with (
+        front_process(checkpoint, "tiny/1") as first,
+        front_process(checkpoint, "tiny/2") as second,
+    ):
+        fronts = {front.engine_id: front for front in (first, second)}
+        dispatcher = Dispatcher("tiny", GatewayConfig())
+        membership = Membership(dispatcher, connect_engine, keep)
+        membership.set_addresses(
+            {
+                engine_id: EngineAddress(engine_id, front.endpoint, SECRET)
+                for engine_id, front in fronts.items()
+            }
+        )
+        await until(lambda: len(dispatcher.fleet) == 2, 10)
+        answer = Recorder(is_whole=True)
+        job = unending_job(await dispatcher.ready_card(), answer)
+        dispatcher.enqueue(job)
+        await until(lambda: answer.deltas)
+        lost = job.engine_id
+        assert lost is not None
+        fronts[lost].stop_all()
+        await until(lambda: job.engine_id not in (None, lost) and answer.deltas, MAX_NOTICE_S)
+        assert (answer.num_restarts, answer.error) == (1, None)
+        assert [member.engine_id for member in dispatcher.fleet] == [*fronts.keys() - {lost}]
+        dispatcher.cancel(job.request_id)
+        await membership.close()
+        await dispatcher.close()
+        dispatcher.check_integrity()
+
+
+def unending_job(card: ModelCard, answer: Recorder) -> Job:
+    root, token_ids = BlockKey(card.root_key), [1, 2, 3]
+    now_s = time.monotonic()
+    return Job(
+        request_id="r",
+        prompt=Prompt(token_ids, root, [], root),
+        sampling=SamplingParams(max_tokens=FOREVER, temperature=0),
+        answer=answer,
+        arrived_s=now_s,
+        deadline_s=now_s + 60,
+    )
