@@ -72,8 +72,8 @@ async def connect_engine(
         connection.close("no valid model card")
         reason = str(error) or f"no model card within {CARD_TIMEOUT_S:g} s"
         raise ConnectError(reason) from error
-    except asyncio.CancelledError:
-        connection.close("dialing was cancelled")
+    except BaseException:  # cancelled, or our bug: nobody else would close the connection
+        connection.close("dialing was given up")
         raise
     return ChannelClient(connection, card, listener)
 

@@ -198,6 +198,17 @@ async def test_an_engine_that_does_not_show_its_card_first_is_not_used(
             await connect_engine(address, Listener(), keep)
 
 
+async def test_a_card_that_can_not_be_prepared_leaves_no_connection_behind() -> None:
+    async def fail(card: ModelCard) -> ModelCard:
+        raise RuntimeError("no tokenizer")
+
+    num_sockets_before = num_sockets()
+    async with impostor(make_card("e0")) as address:
+        with pytest.raises(RuntimeError, match="no tokenizer"):
+            await connect_engine(address, Listener(), fail)
+        await until(lambda: num_sockets() == num_sockets_before + 1)  # the listener's own
+
+
 async def test_nothing_is_heard_of_a_replica_after_its_connection_was_given_up() -> None:
     late = StepFrame([TokenDelta("r", [1])], LoadView())
     async with impostor(make_card("e0"), Grant(-1), late, Grant(1)) as address:
