@@ -63,6 +63,8 @@ class SourceFrame(msgspec.Struct, frozen=True, array_like=True):
     """An encoded ``engine.messages.StepFrame``."""
     num_finished: int
     """Samples whose last delta is in it; a refused request counts as many as it asked for."""
+    num_finished_of_class: tuple[int, int, int] = (0, 0, 0)
+    """The same per ``ServiceClass``."""
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):

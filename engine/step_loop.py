@@ -12,7 +12,7 @@ import msgspec
 
 from engine.engine import Engine, StepOutput
 from engine.errors import EngineDeadError
-from engine.messages import Abort, FinishReason, StepFrame, Submit, TokenDelta
+from engine.messages import Abort, FinishReason, ServiceClass, StepFrame, Submit, TokenDelta
 from engine.rank_messages import GatewayGone, RankCommand, SourceFrame, StepReport
 from engine.request_limits import num_places
 from wire.pipe import SyncPipe
@@ -31,6 +31,17 @@ class _OpenRequest:
     source: int
     num_places: int
     """Of samples that have not had theirs."""
+    service_class: ServiceClass
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A request that the engine never saw."""
+
+    source: int
+    delta: TokenDelta
+    num_places: int
+    service_class: ServiceClass
 
 
 class StepLoop:
@@ -40,7 +51,7 @@ class StepLoop:
         self._engine = engine
         self._pipe = pipe
         self._open: dict[str, _OpenRequest] = {}
-        self._refused: list[tuple[int, TokenDelta, int]] = []
+        self._refused: list[_Refused] = []
         self._num_submits_taken = 0
         self._is_auditing = False
         """An idle loop then goes on at once, slice by slice."""
@@ -94,28 +105,33 @@ class StepLoop:
             delta = TokenDelta(
                 request.request_id, [], FinishReason.ERROR, error=error, is_refused=True
             )
-            self._refused.append((source, delta, num_places(request)))
+            places = num_places(request)
+            self._refused.append(_Refused(source, delta, places, request.service_class))
             return
-        self._open[request.request_id] = _OpenRequest(source, num_places(request))
+        self._open[request.request_id] = _OpenRequest(
+            source, num_places(request), request.service_class
+        )
         self._engine.add(request)
 
     def _report(self, output: StepOutput) -> StepReport:
         deltas_of: defaultdict[int, list[TokenDelta]] = defaultdict(list)
-        num_finished: defaultdict[int, int] = defaultdict(int)
-        for source, delta, num_refused in self._refused:
-            deltas_of[source].append(delta)
-            num_finished[source] += num_refused
+        num_finished_of: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(ServiceClass))
+        for refused in self._refused:
+            deltas_of[refused.source].append(refused.delta)
+            num_finished_of[refused.source][refused.service_class] += refused.num_places
         self._refused.clear()
         for delta in output.deltas:
             request = self._open[delta.request_id]
             deltas_of[request.source].append(delta)
             if delta.finish_reason is not None:
-                num_finished[request.source] += self._finish(delta, request)
+                num_ended = self._finish(delta, request)
+                num_finished_of[request.source][request.service_class] += num_ended
         frames = [
             SourceFrame(
                 source,
                 self._encode(StepFrame(deltas, output.load, output.events)),
-                num_finished[source],
+                sum(num_finished_of[source]),
+                _per_class(num_finished_of[source]),
             )
             for source, deltas in deltas_of.items()
         ]
@@ -137,3 +153,8 @@ class StepLoop:
         if request.num_places == 0:
             del self._open[delta.request_id]
         return num_ended
+
+
+def _per_class(counts: list[int]) -> tuple[int, int, int]:
+    interactive, standard, batch = counts
+    return interactive, standard, batch
