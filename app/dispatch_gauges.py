@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Gauge
 
 from app.dispatch import Dispatcher
+from engine.messages import ServiceClass
 
 _PREFIX = "headwater:"
 
@@ -22,6 +23,12 @@ class DispatchGauges:
         self._credits = gauge(
             "engine_credits", "Requests that the engine would take now.", ("model_name", "engine")
         )
+        by_class = ("model_name", "service_class")
+        self._depth = gauge("queue_depth", "Prompts that wait for an engine.", by_class)
+        self._oldest_age = gauge("queue_oldest_age_seconds", "Longest wait so far.", by_class)
+        self._estimated_wait = gauge(
+            "queue_estimated_wait_seconds", "Of a request that came now.", by_class
+        )
         self._index_keys = gauge("prefix_index_keys", "Keys in the prefix index.")
         self._index_bytes = gauge("prefix_index_bytes", "Most that the prefix index takes.")
 
@@ -35,5 +42,10 @@ class DispatchGauges:
             self._engines.labels(model).set(sum(member.is_accepting for member in members))
             self._index_keys.labels(model).set(len(dispatcher.fleet.index))
             self._index_bytes.labels(model).set(dispatcher.fleet.index.num_bytes)
+            for service_class, queue in zip(ServiceClass, dispatcher.queues(), strict=True):
+                labels = (model, service_class.name.lower())
+                self._depth.labels(*labels).set(queue.depth)
+                self._oldest_age.labels(*labels).set(queue.oldest_age_s)
+                self._estimated_wait.labels(*labels).set(queue.estimated_wait_s)
             for member in members:
                 self._credits.labels(model, member.engine_id).set(member.client.num_credits)
