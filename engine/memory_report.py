@@ -124,6 +124,20 @@ def check_memory(config: EngineConfig, memory: MemoryReport, *, available_bytes:
         )
 
 
+def check_device_memory(config: EngineConfig, memory: MemoryReport, *, free_bytes: int) -> None:
+    """Raise `EngineConfigError` if a rank doesn't fit into what its accelerator has free."""
+    if memory.device_bytes <= free_bytes:
+        return
+    room = (free_bytes - memory.weight_bytes - memory.workspace_bytes) * memory.num_ranks
+    remedy = "use more tensor_parallel_size or a larger device, or lower max_num_batched_tokens"
+    if room >= MIB:
+        remedy = f"set kv_cache_bytes to at most {room // MIB * MIB}"
+    raise EngineConfigError(
+        f"weights, workspace and KV pool take {memory.device_bytes} bytes of a device, which has "
+        f"{free_bytes} free, with kv_cache_bytes {config.kv_cache_bytes}: {remedy}."
+    )
+
+
 def log_memory(config: EngineConfig, memory: MemoryReport, *, max_model_len: int) -> None:
     """One line, and a second one if ``max_num_seqs`` long sequences don't fit at once."""
     logger.info("%s", memory)

@@ -29,7 +29,7 @@ from engine.follower_loop import FollowerLoop
 from engine.memory_report import MemoryReport
 from engine.observations import MemoryBytes
 from engine.rank_messages import Failed, Loaded, RankEvent, Ready
-from engine.runner import LoadedRunner, create_runner
+from engine.runner import LoadedRunner, check_start, create_runner
 from engine.step import ModelRunner
 from engine.step_loop import StepLoop
 from engine.warm_up import warm_up
@@ -103,6 +103,8 @@ def _load(front: SyncPipe, place: _Place) -> _Loop:
         raise EngineError("the front did not say what to load")
     spec = EngineSpec.model_validate_json(frames[0])
     rank = RankSpec(place.rank, spec.config.tensor_parallel_size)
+    if rank.rank == 0:  # the others wait to be joined, and load afterwards
+        check_start(spec)
     loaded = create_runner(spec, rank, _join_ranks(spec, rank, place.rendezvous))
     load_time_s = time.monotonic() - started_s
     if rank.rank > 0:

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 from engine.available_memory import available_memory_bytes
 from engine.checkpoints.store import Checkpoint, open_checkpoint
-from engine.config import EngineSpec, RankSpec
+from engine.config import EngineConfig, EngineSpec, RankSpec
 from engine.kv_geometry import KvGeometry
-from engine.memory_report import MemoryReport, check_memory, log_memory
+from engine.memory_report import (
+    MemoryReport,
+    check_device_memory,
+    check_memory,
+    log_memory,
+)
 from engine.models.registry import read_model_config
 from engine.paced_runner import PacedRunner
 from engine.sizing import engine_geometry, estimate_memory, size_engine
@@ -47,6 +52,18 @@ class LoadedRunner:
         return self.checkpoint.eos_token_ids
 
 
+def check_start(spec: EngineSpec) -> None:
+    """Hold the memory that all ranks need against what is free. Loads nothing.
+
+    Call once per replica, before any of its ranks loads: one that looked later would count what
+    the others hold already as taken, and what they need as needed. Raises as `create_runner` does.
+    """
+    if spec.config.runner == "paced":
+        return
+    memory = estimate_memory(spec.config, open_checkpoint(spec.checkpoint))
+    check_memory(spec.config, memory, available_bytes=available_memory_bytes())
+
+
 def create_runner(
     spec: EngineSpec, rank: RankSpec = _ONLY_RANK, collectives: "Collectives | None" = None
 ) -> LoadedRunner:
@@ -56,8 +73,8 @@ def create_runner(
     runner): it loads its part, and its results are empty unless it is rank 0.
 
     Raises `CheckpointError` (missing, corrupt, not the pinned weights, unsupported model) or
-    `EngineConfigError` (context, memory or device don't fit), each in one line that says what to
-    change.
+    `EngineConfigError` (context, device or its memory don't fit), each in one line that says
+    what to change. The machine's memory is held against it by `check_start`.
     """
     checkpoint = open_checkpoint(spec.checkpoint, weights_sha256=spec.weights_sha256)
     config = spec.config
@@ -77,9 +94,10 @@ def create_runner(
         )
     else:
         memory = estimate_memory(config, checkpoint)
-        check_memory(config, memory, available_bytes=available_memory_bytes())
         from engine.torch_loading import load_torch_runner
 
+        if config.device == "cuda":
+            _check_device(config, memory, rank)
         assert rank.size == 1 or collectives is not None, "ranks must have been joined"
         runner = load_torch_runner(
             config,
@@ -99,3 +117,12 @@ def create_runner(
         vocab_size=model_config.vocab_size,
         memory=memory,
     )
+
+
+def _check_device(config: EngineConfig, memory: MemoryReport, rank: RankSpec) -> None:
+    """Each rank looks at its own device, which it shares with no other."""
+    from engine.device_memory import free_device_bytes
+
+    free_bytes = free_device_bytes(rank.rank)
+    if free_bytes is not None:  # else opening it says what is missing
+        check_device_memory(config, memory, free_bytes=free_bytes)

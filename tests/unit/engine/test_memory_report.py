@@ -6,7 +6,12 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError
-from engine.memory_report import MemoryReport, check_memory, report_memory
+from engine.memory_report import (
+    MemoryReport,
+    check_device_memory,
+    check_memory,
+    report_memory,
+)
 from engine.models.registry import read_model_config
 
 LLAMA_3_8B: dict[str, Any] = {
@@ -75,3 +80,13 @@ def test_the_workspace_grows_with_what_one_step_may_hold() -> None:
     assert report(max_num_batched_tokens=4096).workspace_bytes > base
     assert report(max_num_seqs=512).workspace_bytes > base
     assert report(attention="reference").workspace_bytes > base
+
+
+def test_a_rank_must_fit_into_what_its_device_has_free() -> None:
+    config = EngineConfig(device="cuda", kv_cache_bytes=4 * GIB)
+    memory = report(device="cuda", weight_layout="mapped", kv_cache_bytes=4 * GIB)
+    check_device_memory(config, memory, free_bytes=memory.device_bytes)
+    with pytest.raises(EngineConfigError, match="set kv_cache_bytes to at most"):
+        check_device_memory(config, memory, free_bytes=memory.device_bytes - 1)
+    with pytest.raises(EngineConfigError, match="tensor_parallel_size or a larger device"):
+        check_device_memory(config, memory, free_bytes=GIB)

@@ -14,7 +14,7 @@ from engine.checkpoints.store import open_checkpoint
 from engine.config import EngineConfig, EngineSpec
 from engine.errors import CheckpointError, EngineConfigError
 from engine.paced_runner import PacedRunner
-from engine.runner import create_runner
+from engine.runner import check_start, create_runner
 from engine.sizing import size_engine
 from engine.torch_runner import TorchRunner
 from tests.unit.engine.tiny_models import (
@@ -74,10 +74,6 @@ def test_a_paced_runner_has_the_pool_of_the_real_one_and_needs_no_torch(checkpoi
             {"kv_cache_bytes": 2 * BLOCK_BYTES - 1},
             f"holds 1 blocks .* at least {2 * BLOCK_BYTES}",
         ),
-        (
-            {"kv_cache_bytes": 2 * psutil.virtual_memory().total},
-            r"free memory .* set kv_cache_bytes to at most \d+",
-        ),
     ],
 )
 def test_what_does_not_fit_names_the_number_to_change(
@@ -86,6 +82,14 @@ def test_what_does_not_fit_names_the_number_to_change(
     with pytest.raises(EngineConfigError, match=message) as caught:
         create_runner(make_spec(checkpoint, **config))
     assert "\n" not in str(caught.value)
+
+
+def test_too_much_for_the_machine_is_found_before_anything_loads(checkpoint: Path) -> None:
+    too_many_bytes = 2 * psutil.virtual_memory().total
+    with pytest.raises(EngineConfigError, match=r"set kv_cache_bytes to at most \d+"):
+        check_start(make_spec(checkpoint, kv_cache_bytes=too_many_bytes))
+    check_start(make_spec(checkpoint, kv_cache_bytes=too_many_bytes, runner="paced"))
+    check_start(make_spec(checkpoint))
 
 
 def test_a_model_with_windows_has_a_kv_group_for_each_share_of_its_layers(tmp_path: Path) -> None:
