@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from tests.cluster.local import Local, Model, running
-from tests.cluster.processes import engine_of, replicas, wait_until
+from tests.cluster.processes import GATEWAY, engine_of, listening_ports, replicas, wait_until
 
 MODEL = "observed"
+SERVE_PORTS = range(30000, 31001)
+"""Where each gateway replica listens for the proxy."""
 SAMPLE = re.compile(r"^(headwater:\w+)(\{.*\}) (\S+)$", re.MULTILINE)
 
 
@@ -142,5 +144,22 @@ def test_a_stopped_engine_delays_nothing_and_is_shown_as_down(local: Local) -> N
         steps = json.loads(read(f"{local.url}/debug/steps?model={MODEL}"))
         assert time.monotonic() - started_s < 1.5
         assert len(steps["unanswered"]) == 1
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+
+
+def test_a_stopped_gateway_delays_the_page_of_the_other_by_a_second_at_most(local: Local) -> None:
+    stopped, other = replicas(local.pid, GATEWAY)
+    (port,) = [port for port in listening_ports(other) if port in SERVE_PORTS]
+    url = f"http://127.0.0.1:{port}/metrics"  # the proxy would try the stopped one, too
+    wait_until(lambda: up(read(url)) == ALL_UP, timeout_s=5, what="a whole page")
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        for pause_s in (0.0, 2.1):  # the second time, the list of gateways is old
+            time.sleep(pause_s)
+            started_s = time.monotonic()
+            page = read(url)
+            assert time.monotonic() - started_s < 1.5
+            assert up(page) == sorted([("gateway", "0"), *ALL_UP[:3]])
     finally:
         stopped.send_signal(signal.SIGCONT)
