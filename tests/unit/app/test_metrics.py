@@ -65,6 +65,26 @@ async def test_of_a_prompt_that_was_sent_twice_only_the_engine_that_answered_cou
     assert value(edge, f"engine_retries_total{{{MODEL}}}") == 1
 
 
+async def test_an_engine_that_has_said_nothing_yet_is_not_credited_with_anothers_hits(
+    make_edge: MakeEdge,
+) -> None:
+    engines = FakeEngine("e0"), FakeEngine("e1")
+    edge = await make_edge(*engines)
+    client = RawClient(edge, stream=False)
+    await until(lambda: engines[0].requests or engines[1].requests)
+    first, second = engines if engines[0].requests else engines[::-1]
+    first.say(await request_id_at(first), "a")
+    first.lose()
+    await request_id_at(second)
+    samples = dict(second.samples)
+    second.samples.clear()  # it does not answer the abort
+    client.leave()
+    await client.task
+    second.samples.update(samples)
+    assert value(edge, f"engine_submissions_total{{{MODEL}}}") == 2
+    assert value(edge, f"prefix_cached_tokens_total{{{MODEL}}}") == 0
+
+
 async def test_gaps_and_the_first_token_are_stamped_when_the_client_took_them(
     make_edge: MakeEdge,
 ) -> None:
@@ -83,9 +103,13 @@ async def test_gaps_and_the_first_token_are_stamped_when_the_client_took_them(
     await until(lambda: '"c"' in client.text)
     gaps = f"inter_token_latency_seconds_count{{{MODEL}}}"
     assert value(edge, gaps) == 2  # while the stream lasts
+    client.may_send.clear()
     engine.say(request_id, "d", FinishReason.LENGTH)
+    await asyncio.sleep(0.03)
+    client.may_send.set()
     await client.task
     assert value(edge, gaps) == 3
+    assert value(edge, f"inter_token_latency_seconds_sum{{{MODEL}}}") >= 0.03
     assert value(edge, f"time_to_first_token_seconds_sum{{{MODEL}}}") >= 0.03
     assert value(edge, f"request_time_per_output_token_seconds_count{{{MODEL}}}") == 1
 
