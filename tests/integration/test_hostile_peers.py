@@ -49,11 +49,12 @@ from tests.unit.app.dispatch_bench import Recorder
 from tests.unit.app.fakes import make_card, until
 from wire.connection import Connection, connect
 from wire.errors import ConnectionClosed, WireError
+from wire.limits import Limits
 from wire.listener import listen
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
-MAX_NOTICE_S = 7.0
+MAX_NOTICE_S = 8.0
 """Five heartbeats that do not come, and what a busy machine adds."""
 
 
@@ -146,6 +147,19 @@ async def test_a_gateway_that_floods_slows_nobody_down_for_long(checkpoint: Path
         front.check_health()
         flooding.close("done")
         await flooding.wait_closed()
+
+
+async def test_a_gateway_that_stalls_gives_back_what_it_holds(checkpoint: Path) -> None:
+    mute = Limits(heartbeat_period_s=None)
+    async with (
+        running(checkpoint) as (_, endpoint),
+        gateway_at(endpoint) as honest,
+        gateway_at(endpoint, mute) as stalled,
+    ):
+        await stalled.submit("r", max_tokens=FOREVER)
+        await honest.until(lambda: honest.load.num_running == 1)
+        await honest.until(lambda: honest.load.num_running == 0, MAX_NOTICE_S)
+        assert await stalled.reason_of_end() == "the peer closed the connection"
 
 
 async def test_a_forged_id_gets_no_answer_of_another_gateway(checkpoint: Path) -> None:
