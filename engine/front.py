@@ -9,17 +9,17 @@ import asyncio
 import itertools
 import logging
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from engine.cache_mirror import CacheMirror
+from engine.cache_mirror import MAX_PART_KEYS, CacheMirror
 from engine.checkpoints.store import open_checkpoint
 from engine.config import EngineSpec
 from engine.credits import CreditLedger
 from engine.engine_metrics import EngineMetrics
 from engine.errors import CreditError, EngineDeadError, EngineStartError, ProtocolError
+from engine.gateway_link import GatewayLink
 from engine.messages import (
     Abort,
     Demand,
@@ -37,9 +37,7 @@ from engine.model_card import make_model_card
 from engine.open_requests import OpenRequests
 from engine.rank_group import MAX_SILENCE_S, RankGroup
 from engine.rank_messages import FromGateway, GatewayGone, StepReport
-from engine.rate_limit import RateLimit
 from engine.records import Records
-from engine.request_limits import num_places
 from wire.connection import Connection
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed
@@ -55,8 +53,6 @@ MAX_GATEWAY_BACKLOG_BYTES = 8 * MIB
 """Frames that a gateway has not read; with more, it is cut."""
 DRAIN_SETTLE_S = 1.0
 """Credits that are out when draining begins can be used for so long: submits are on their way."""
-SNAPSHOT_PERIOD_S = 1.0
-"""A gateway gets a snapshot at most this often, however often it asks."""
 SNAPSHOT_KEY_BYTES = 40
 """Most that a key takes in a snapshot."""
 MAX_REQUEST_ID_CHARS = 256
@@ -66,20 +62,6 @@ FAIR_TURN_FRAMES = 64
 _DRAIN_POLL_S = 0.05
 _MAX_GATEWAY_FRAME_BYTES = MAX_FRAME_BYTES - 64
 """A gateway's frame goes on to the step loop inside of another one, which must not be too large."""
-
-
-@dataclass(slots=True, eq=False)
-class _Gateway:
-    """One connected gateway."""
-
-    source: int
-    connection: Connection
-    is_load_stale: bool = False
-    snapshot_s: float = 0.0
-    """When the last snapshot left."""
-    snapshot_timer: asyncio.TimerHandle | None = None
-    """Of the next one, if it was asked for."""
-    queries: RateLimit = field(default_factory=lambda: RateLimit(burst=16, per_s=8))
 
 
 class EngineFront:
@@ -114,8 +96,8 @@ class EngineFront:
             step_budget_tokens=spec.config.max_num_batched_tokens,
         )
         self._sources = itertools.count(1)
-        self._gateways: dict[int, _Gateway] = {}
-        self._open = OpenRequests()
+        self._gateways: dict[int, GatewayLink] = {}
+        self._open = OpenRequests(self._ledger)
         self._mirror = CacheMirror()
         self._records = Records()
         self._metrics: EngineMetrics | None = None
@@ -133,6 +115,16 @@ class EngineFront:
     def rank_pid(self) -> int:
         """Process id of the step loop."""
         return self._ranks.pid
+
+    @property
+    def num_open(self) -> int:
+        """Samples that gateways submitted and that have not ended."""
+        return self._ledger.num_in_flight
+
+    @property
+    def num_connected(self) -> int:
+        """Gateways."""
+        return len(self._gateways)
 
     async def start(self) -> Endpoint:
         """Load the model and listen. Raises ``EngineStartError``; ``close`` is due then, too."""
@@ -165,7 +157,7 @@ class EngineFront:
                 limits=Limits(
                     max_frame_bytes=_MAX_GATEWAY_FRAME_BYTES,
                     max_send_queue_bytes=len(self._card)
-                    + ready.num_blocks * SNAPSHOT_KEY_BYTES
+                    + MAX_PART_KEYS * SNAPSHOT_KEY_BYTES
                     + self._max_gateway_backlog_bytes,
                 ),
             )
@@ -221,11 +213,11 @@ class EngineFront:
 
     async def _serve(self, connection: Connection) -> None:
         """One gateway, from its handshake to its end."""
-        gateway = _Gateway(next(self._sources), connection)
+        gateway = GatewayLink(next(self._sources), connection, self._mirror.snapshot)
         self._gateways[gateway.source] = gateway
         self._ledger.set_demand(gateway.source, (0, 0, 0))
         connection.send(self._card)
-        self._send_snapshot(gateway)
+        gateway.ask_snapshot()
         connection.send(self._encode(StepFrame([], self._load)))
         if self._is_draining:
             connection.send(self._encode(Draining()))
@@ -243,21 +235,20 @@ class EngineFront:
             logger.warning("gateway %d broke the protocol: %s", gateway.source, error)
             connection.close(str(error))
         finally:
-            if gateway.snapshot_timer is not None:
-                gateway.snapshot_timer.cancel()
+            gateway.close()
             del self._gateways[gateway.source]
             self._ledger.closed(gateway.source)
             self._ranks.send(GatewayGone(gateway.source))
             self._grant()
 
-    def _take(self, gateway: _Gateway, payload: bytes) -> None:
+    def _take(self, gateway: GatewayLink, payload: bytes) -> None:
         message = self._decode(payload)
         if isinstance(message, Abort):
             if self._open.can_abort(gateway.source, message.request_id):
                 self._ranks.send(FromGateway(gateway.source, payload))
             return
         if isinstance(message, GetSnapshot):
-            self._plan_snapshot(gateway)
+            gateway.ask_snapshot()
             return
         if isinstance(message, Query):
             is_allowed = gateway.queries.allows(time.monotonic())
@@ -277,25 +268,9 @@ class EngineFront:
         request = message.request
         if len(request.request_id) > MAX_REQUEST_ID_CHARS:
             raise ProtocolError(f"a request id is longer than {MAX_REQUEST_ID_CHARS} characters")
-        self._ledger.submitted(
-            source, len(request.token_ids), num_places(request), request.service_class
-        )
         self._open.submitted(source, request)
         self._records.submitted(request)
         self._ranks.send(FromGateway(source, payload))
-
-    def _plan_snapshot(self, gateway: _Gateway) -> None:
-        """At once, or when the period since the last one is over."""
-        if gateway.snapshot_timer is None:
-            loop = asyncio.get_running_loop()
-            due_s = max(loop.time(), gateway.snapshot_s + SNAPSHOT_PERIOD_S)
-            gateway.snapshot_timer = loop.call_at(due_s, self._send_snapshot, gateway)
-
-    def _send_snapshot(self, gateway: _Gateway) -> None:
-        gateway.snapshot_timer = None
-        gateway.snapshot_s = asyncio.get_running_loop().time()
-        for part in self._mirror.snapshot():
-            gateway.connection.send(self._encode(part))
 
     def _grant(self) -> None:
         for source, num_credits in self._ledger.grants(self._load).items():
@@ -335,13 +310,7 @@ class EngineFront:
 
     def _follow(self, report: StepReport) -> None:
         """Count and record what became of the requests."""
-        self._ledger.taken(report.num_submits_taken)
-        progress = self._open.follow(report.num_submits_taken, report.notes)
-        for entry in progress.started:
-            self._ledger.started(entry.service_class, entry.num_tokens)
-        for entry, num_samples in progress.ended:
-            self._ledger.finished(entry.source, num_samples, entry.service_class)
-        finished = self._records.follow(report, progress.taken)
+        finished = self._records.follow(report, self._open.follow(report))
         assert self._metrics is not None
         self._metrics.record(report, finished)
 
@@ -354,7 +323,7 @@ class EngineFront:
             self._send_load(stale, self._encode(StepFrame([], self._load)))
             await asyncio.sleep(LOAD_PERIOD_S)
 
-    def _send_load(self, gateways: list[_Gateway], payload: bytes) -> None:
+    def _send_load(self, gateways: list[GatewayLink], payload: bytes) -> None:
         for gateway in gateways:
             gateway.connection.send(payload)
             gateway.is_load_stale = False

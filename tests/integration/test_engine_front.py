@@ -204,14 +204,7 @@ async def test_a_gateway_that_does_not_read_is_cut_and_slows_nobody(
     checkpoint: Path, unix_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Over the Unix socket: the kernel's buffers are small there, TCP's hold thousands of steps.
-    # A small pool: the room for a snapshot counts as backlog, too.
-    config = PACED.model_copy(
-        update={
-            "max_num_seqs": 64,
-            "kv_cache_bytes": 64 * 8000,
-            "paced": PacedConfig(step_base_s=0.002),
-        }
-    )
+    config = PACED.model_copy(update={"max_num_seqs": 64, "paced": PacedConfig(step_base_s=0.002)})
     async with (
         running(checkpoint, unix_dir, config, max_gateway_backlog_bytes=200_000) as (_, endpoint),
         gateway_at(endpoint) as reader,
