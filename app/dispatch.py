@@ -1,6 +1,7 @@
 """Brings each request of one model to an engine, and what the engine says to its answer.
 
-A request whose engine is lost before anything was shown starts over. Owns every open job; those
+A request whose engine is lost goes on where it was, on another one; one of several samples starts
+over, if nothing of it was shown. Owns every open job; those
 that wait stand in ``app.waiting``. One event loop. Must not know HTTP or text.
 """
 
@@ -178,7 +179,7 @@ class Dispatcher:
 
     def _check_wait(self, service_class: ServiceClass) -> None:
         estimated_s = self._waiting.estimated_wait_s(service_class)
-        if estimated_s > self._config.max_queue_wait_s:
+        if estimated_s > self._waiting.max_wait_s(service_class):
             raise self._overloaded(service_class, f"a request would wait about {estimated_s:.0f} s")
 
     def _make_room(self, num_jobs: int, service_class: ServiceClass) -> None:
@@ -282,6 +283,7 @@ class Dispatcher:
         job.has_begun = False
         job.num_cached_tokens = None
         job.loss = None
+        job.new_token_ids = []
         member.running[job.request_id] = job
         member.num_running_samples += job.num_samples
         self.fleet.count_send(member, job)
@@ -297,6 +299,7 @@ class Dispatcher:
             num_samples=job.num_samples,
             service_class=job.service_class,
             age_s=age_s,
+            num_generated_tokens=job.num_generated,
             timeline=list(job.timeline),
         )
         member.client.submit(request, partial(self._on_delta, member, job))
@@ -308,6 +311,8 @@ class Dispatcher:
         if delta.finish_reason is not None:
             self._end_sample(member, job, delta)
         elif job.loss is None:
+            if job.num_samples == 1:
+                job.new_token_ids += delta.token_ids
             job.answer.on_delta(delta)
 
     def _end_sample(self, member: Member, job: Job, delta: TokenDelta) -> None:
@@ -317,7 +322,8 @@ class Dispatcher:
         is_lost = delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
         is_lost = is_lost and not delta.is_refused and not job.is_cancelled
         if job.loss is None:
-            if is_lost and job.answer.can_restart:
+            can_go_on = job.answer.is_missing_text and job.is_resumable
+            if is_lost and (can_go_on or job.answer.can_restart):
                 job.loss = delta.error or "it ended the request"
                 if job.num_open_samples:  # they are of no use
                     member.client.abort(job.request_id)
@@ -331,7 +337,10 @@ class Dispatcher:
         del member.running[job.request_id]
         job.is_running = False
         if job.loss is not None and not job.is_cancelled:
-            job.answer.restart()
+            if job.is_resumable:
+                job.keep_generated(member.client.card.block_size_tokens)
+            else:
+                job.answer.restart()
             self._retry(job, job.loss)
         else:
             del self._jobs[job.request_id]

@@ -3,9 +3,9 @@ argument."""
 
 import math
 
-_MEMORY_S = 20.0
+_MEMORY_S = 30.0
 """Departures of about so long ago count."""
-_MIN_DEPARTURES = 3.0
+_MIN_DEPARTURES = 2.0
 """With less evidence, whoever asks has a better guess."""
 
 

@@ -20,6 +20,11 @@ class Answer(Protocol):
     """Where a request's result goes."""
 
     @property
+    def is_missing_text(self) -> bool:
+        """Tokens that are still to come may change the text."""
+        ...
+
+    @property
     def can_restart(self) -> bool:
         """Something is still missing, and nothing of it was shown to the client."""
         ...
@@ -43,6 +48,7 @@ class Job:
 
     request_id: str
     prompt: Prompt
+    """Its last ``num_generated`` tokens are the answer so far, if an engine was lost amid it."""
     sampling: SamplingParams
     answer: Answer
     arrived_s: float
@@ -64,6 +70,10 @@ class Job:
     """While it runs: those that have not had their last delta."""
     loss: str | None = None
     """Why it starts over elsewhere once all its samples have ended."""
+    new_token_ids: list[int] = field(default_factory=list)
+    """Of the only sample, while it runs: what its engine has generated."""
+    num_generated: int = 0
+    """Tokens that engines before this one had generated."""
     num_attempts: int = 0
     tried: set[str] = field(default_factory=set)
     """Engines that lost it."""
@@ -75,6 +85,17 @@ class Job:
     """What the router expected of the prefix cache of the engine it was sent to last."""
     predicted_ttft_s: float | None = None
     """From that submission to the first token, as the router expected it."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Another engine can go on where this one is lost."""
+        return self.num_samples == 1 and bool(self.num_generated or self.new_token_ids)
+
+    def keep_generated(self, block_size_tokens: int) -> None:
+        """What was generated becomes what the next engine begins with."""
+        self.prompt = self.prompt.extended(self.new_token_ids, block_size_tokens)
+        self.num_generated += len(self.new_token_ids)
+        self.new_token_ids = []
 
     @property
     def order(self) -> tuple[float, str]:

@@ -91,6 +91,10 @@ class WaitingRoom:
         rate_per_s = self._drain.rate_per_s(now_s) or self._fleet.num_answers_per_s
         return 0.0 if rate_per_s is None else (num_before + 1) / rate_per_s
 
+    def max_wait_s(self, service_class: ServiceClass) -> float:
+        """Longer by as much as others may overtake it."""
+        return self._config.max_queue_wait_s + service_class.delay_s
+
     def last_below(self, service_class: ServiceClass, num_jobs: int) -> list[Job]:
         """Of those that wait in lower classes up to ``num_jobs`` that go last."""
         return self._queue.last_below(service_class, num_jobs)
@@ -178,9 +182,8 @@ class WaitingRoom:
     def _tick(self) -> None:
         self._tick_handle = None
         now_s = self._clock()
-        max_wait_s = self._config.max_queue_wait_s
         for job in self._queue:
-            if now_s >= min(job.queued_s + max_wait_s, job.deadline_s):
+            if now_s >= min(job.queued_s + self.max_wait_s(job.service_class), job.deadline_s):
                 waited_s = now_s - job.queued_s
                 self._give_up(
                     job, RequestTimeoutError(f"No replica had room within {waited_s:.1f} s.")

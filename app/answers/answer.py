@@ -233,10 +233,12 @@ class PromptAnswer:
     # As ``app.queue.Answer``.
 
     @property
+    def is_missing_text(self) -> bool:
+        return not all(generation.is_complete for generation in self.generations)
+
+    @property
     def can_restart(self) -> bool:
-        if all(generation.is_complete for generation in self.generations):
-            return False
-        return not (self._answer.is_stream and self._begun)
+        return self.is_missing_text and not (self._answer.is_stream and self._begun)
 
     def restart(self) -> None:
         for index in range(self._num_samples):

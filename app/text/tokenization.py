@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,6 +46,17 @@ class Prompt:
     def index_keys(self) -> list[bytes]:
         """Those of ``block_keys`` that a prefix index keeps."""
         return self.block_keys[KEY_STRIDE - 1 :: KEY_STRIDE]
+
+    def extended(self, token_ids: Sequence[int], block_size_tokens: int) -> "Prompt":
+        """With ``token_ids`` behind it."""
+        num_full = len(self.block_keys)
+        parent = BlockKey(self.block_keys[-1] if num_full else self.root_key)
+        rest = [*self.token_ids[num_full * block_size_tokens :], *token_ids]
+        return replace(
+            self,
+            token_ids=[*self.token_ids, *token_ids],
+            block_keys=[*self.block_keys, *block_keys(parent, rest, block_size_tokens)],
+        )
 
 
 class ModelTokenizer:

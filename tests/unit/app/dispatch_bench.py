@@ -10,7 +10,7 @@ from app.errors import ApiError
 from app.queue import Job
 from app.text.tokenization import Prompt
 from cache_tiers.keys import BlockKey, block_keys
-from engine.messages import SamplingParams, TokenDelta
+from engine.messages import SamplingParams, ServiceClass, TokenDelta
 from tests.unit.app.fakes import FakeEngine, make_card
 
 
@@ -23,6 +23,7 @@ class Recorder:
     num_restarts: int = 0
     is_whole: bool = False
     """Nothing is shown before the end, so it may restart after tokens came."""
+    is_missing_text: bool = True
 
     @property
     def can_restart(self) -> bool:
@@ -60,8 +61,10 @@ class Bench:
         model: str = "m",
         num_samples: int = 1,
         is_whole: bool = False,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
     ) -> Job:
         job = self.job(num_tokens, token=token, model=model)
+        job.service_class = service_class
         job.num_samples = num_samples
         job.answer = Recorder(is_whole=is_whole)
         self.dispatcher.enqueue(job)
@@ -76,6 +79,7 @@ class Bench:
             prompt=Prompt(token_ids, root, list[bytes](block_keys(root, token_ids, 16)), root),
             sampling=SamplingParams(max_tokens=5),
             answer=Recorder(),
+            service_class=ServiceClass.INTERACTIVE,
             arrived_s=self.now_s + self.num_jobs / 1000,
             deadline_s=self.now_s + 600,
         )

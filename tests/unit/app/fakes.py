@@ -135,11 +135,10 @@ class FakeEngine:
         self.sinks[request.request_id] = sink
         self.samples[request.request_id] = set(range(request.num_samples))
         for index in range(request.num_samples):
-            self.num_generated[request.request_id, index] = 0
+            self.num_generated[request.request_id, index] = request.num_generated_tokens
             if self._reply is not None:
-                task = asyncio.create_task(
-                    self._answer(request, index, self._reply(request, index))
-                )
+                rest = self._reply(request, index)[request.num_generated_tokens :]
+                task = asyncio.create_task(self._answer(request, index, rest))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 

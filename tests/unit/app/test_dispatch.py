@@ -8,7 +8,8 @@ import pytest
 
 from app.dispatch import MAX_ATTEMPTS
 from app.errors import ApiError, EngineError, ModelLoadingError, OverloadedError
-from engine.messages import Abort, FinishReason, LoadView, TokenDelta
+from cache_tiers.keys import BlockKey, block_keys
+from engine.messages import Abort, FinishReason, LoadView, ServiceClass, TokenDelta
 from tests.unit.app.dispatch_bench import (
     Bench,
     Recorder,
@@ -16,7 +17,9 @@ from tests.unit.app.dispatch_bench import (
     dispatch_bench,
     waiting,
 )
-from tests.unit.app.fakes import FakeEngine, until
+from tests.unit.app.fakes import FakeEngine, ids_of, until
+
+INTERACTIVE, STANDARD, BATCH = ServiceClass
 
 
 @pytest.fixture
@@ -68,6 +71,68 @@ async def test_a_full_queue_refuses_and_then_takes_again(bench: Bench) -> None:
     assert "retry-after" in caught.value.headers
     engine.grant()
     bench.send()
+
+
+async def test_classes_go_first_by_their_delay(bench: Bench) -> None:
+    engine = waiting("e0")
+    bench.add(engine)
+    batch, standard, interactive = (
+        bench.send(service_class=kind) for kind in (BATCH, STANDARD, INTERACTIVE)
+    )
+    assert [queue.depth for queue in bench.dispatcher.queues()] == [1, 1, 1]
+    for job in (interactive, standard, batch):
+        engine.grant()
+        assert list(engine.requests)[-1] == job.request_id
+        assert engine.requests[job.request_id].service_class is job.service_class
+
+
+async def test_who_has_waited_longer_than_the_delay_is_not_overtaken(bench: Bench) -> None:
+    engine = waiting("e0")
+    bench.add(engine)
+    standard = bench.send(service_class=STANDARD)
+    bench.now_s += 9.9
+    early = bench.send(service_class=INTERACTIVE)
+    bench.now_s += 0.2
+    late = bench.send(service_class=INTERACTIVE)
+    engine.grant(3)
+    assert list(engine.requests) == [early.request_id, standard.request_id, late.request_id]
+
+
+async def test_a_full_queue_takes_urgent_requests_in_place_of_the_last_batch_one(
+    bench: Bench,
+) -> None:
+    bench.add(waiting("e0"))
+    jobs = [bench.send(service_class=BATCH) for _ in range(3)] + [
+        bench.send(service_class=STANDARD)
+    ]
+    urgent = bench.send(service_class=INTERACTIVE)
+    assert [answer_of(job).error is None for job in jobs] == [True, True, False, True]
+    error = answer_of(jobs[2]).error
+    assert isinstance(error, OverloadedError)
+    assert 1 <= int(error.headers["retry-after"]) <= 120
+    assert answer_of(urgent).error is None
+    with pytest.raises(OverloadedError):
+        bench.send(service_class=BATCH)
+    bench.dispatcher.check_integrity()
+
+
+async def test_who_would_wait_too_long_is_refused_at_once(bench: Bench) -> None:
+    engine = waiting("e0")
+    bench.add(engine)
+    for _ in range(3):
+        bench.send(service_class=STANDARD)
+    for _ in range(4):
+        bench.now_s += 6.0
+        engine.grant()
+        bench.send(service_class=STANDARD)
+    # One left every 6 s, and three wait.
+    assert bench.dispatcher.queues()[STANDARD].estimated_wait_s == pytest.approx(24, rel=0.2)
+    with pytest.raises(OverloadedError, match="would wait about") as caught:
+        bench.send(service_class=STANDARD)
+    assert 15 <= int(caught.value.headers["retry-after"]) <= 36
+    assert int(caught.value.headers["retry-after-ms"]) >= 15_000
+    urgent = bench.send(service_class=INTERACTIVE)  # nothing stands before it
+    assert answer_of(urgent).error is None
 
 
 async def test_who_waits_too_long_gets_504_and_leaves_the_queue(bench: Bench) -> None:
@@ -137,10 +202,76 @@ async def test_a_request_that_fails_everywhere_fails(bench: Bench) -> None:
     assert not any(engine.sinks for engine in engines)
 
 
-async def test_after_the_first_token_a_loss_is_told_and_nobody_elses(bench: Bench) -> None:
+async def test_an_answer_goes_on_where_its_engine_was_lost(bench: Bench) -> None:
+    a, b, c = FakeEngine("a"), FakeEngine("b"), FakeEngine("c")
+    bench.add(a)
+    job = bench.send(30)
+    a.say(job.request_id, "one ")
+    a.say(job.request_id, "two ")
+    bench.add(b)
+    a.lose()
+    assert (answer_of(job).num_restarts, answer_of(job).error) == (0, None)
+    request = b.requests[job.request_id]
+    assert request.token_ids == [7] * 30 + ids_of("one two ")
+    assert request.num_generated_tokens == len("one two ")
+    assert request.block_keys == block_keys(BlockKey(request.root_key), request.token_ids, 16)
+    assert request.sampling == a.requests[job.request_id].sampling
+    bench.add(c)
+    b.say(job.request_id, "three ")
+    b.lose()
+    request = c.requests[job.request_id]
+    assert request.token_ids == [7] * 30 + ids_of("one two three ")
+    assert request.num_generated_tokens == len("one two three ")
+    c.say(job.request_id, "four", FinishReason.STOP)
+    token_ids = [id_ for delta in answer_of(job).deltas for id_ in delta.token_ids]
+    assert token_ids == ids_of("one two three four")
+    assert [delta.finish_reason for delta in answer_of(job).deltas][-2:] == [
+        None,
+        FinishReason.STOP,
+    ]
+    bench.dispatcher.check_integrity()
+
+
+async def test_an_answer_that_kills_its_engines_does_not_kill_all(bench: Bench) -> None:
+    engines = [FakeEngine(f"e{number}") for number in range(MAX_ATTEMPTS + 1)]
+    bench.add(*engines)
+    job = bench.send()
+    for _ in range(MAX_ATTEMPTS):
+        engine = next(engine for engine in engines if engine.sinks)
+        engine.say(job.request_id, "x")
+        engine.lose()
+    assert isinstance(answer_of(job).error, EngineError)
+    assert sum(bool(engine.requests) for engine in engines) == MAX_ATTEMPTS
+
+
+async def test_a_text_that_is_complete_is_not_gone_on_with(bench: Bench) -> None:
+    a, b = FakeEngine("a"), FakeEngine("b")
+    bench.add(a)
+    job = bench.send()
+    a.say(job.request_id, "stop")
+    answer_of(job).is_missing_text = False
+    bench.add(b)
+    a.lose()
+    assert answer_of(job).deltas[-1].finish_reason is FinishReason.ERROR
+    assert not b.requests
+
+
+async def test_what_waits_for_its_second_engine_can_be_cancelled(bench: Bench) -> None:
+    a = FakeEngine("a")
+    bench.add(a)
+    job = bench.send()
+    a.say(job.request_id, "x")
+    a.lose()
+    assert bench.dispatcher.num_waiting == 1
+    assert not bench.dispatcher.cancel(job.request_id)
+    assert bench.dispatcher.num_waiting == 0
+    bench.dispatcher.check_integrity()
+
+
+async def test_after_the_first_token_a_lost_sample_is_told_to_nobody_else(bench: Bench) -> None:
     a, b = FakeEngine("a"), FakeEngine("b")
     bench.add(a, b)
-    jobs = [bench.send(), bench.send()]
+    jobs = [bench.send(num_samples=2), bench.send(num_samples=2)]
     assert {job.engine_id for job in jobs} == {"a", "b"}
     for job in jobs:
         (a if job.engine_id == "a" else b).say(job.request_id, "x")
@@ -153,10 +284,10 @@ async def test_after_the_first_token_a_loss_is_told_and_nobody_elses(bench: Benc
     assert answer_of(other).deltas[-1].finish_reason is FinishReason.STOP
 
 
-async def test_a_whole_answer_that_is_lost_half_way_starts_over_elsewhere(bench: Bench) -> None:
+async def test_whole_samples_that_are_lost_half_way_start_over_elsewhere(bench: Bench) -> None:
     a, b = FakeEngine("a"), FakeEngine("b")
     bench.add(a, b)
-    job = bench.send(is_whole=True)
+    job = bench.send(num_samples=2, is_whole=True)
     first, second = (a, b) if job.engine_id == "a" else (b, a)
     first.say(job.request_id, "half")
     first.lose()

@@ -213,7 +213,7 @@ async def test_what_piled_up_leaves_in_one_piece(make_edge: MakeEdge) -> None:
 
 async def test_an_engine_lost_mid_stream_is_an_error_event_and_done(make_edge: MakeEdge) -> None:
     engine = FakeEngine()
-    client = RawClient(await make_edge(engine))
+    client = RawClient(await make_edge(engine), n=2)
     request_id = await request_id_at(engine)
     engine.say(request_id, "half an ans")
     await until(lambda: "half" in client.text)
