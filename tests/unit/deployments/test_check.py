@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from deployments.cli import main
 from deployments.faults import Fault
 from deployments.preflight import MIB, PROCESS_BYTES, Machine, check_resources
 from deployments.serve_file import read_serve_file
 from engine.checkpoints.manifest import build_manifest, write_manifest
+from tests.unit.engine.tiny_models import make_tiny_model, write_checkpoint
 
 GIB = 1024**3
 
@@ -492,3 +495,20 @@ def test_a_model_that_is_there_counts_with_its_weights_and_workspace(
     config["applications"][1]["args"]["engine"]["runner"] = "paced"
     paced = read_serve_file(_write(tmp_path, config))
     assert list(check_resources(paced, home, machine)) == []
+
+
+def test_serve_refuses_a_pulled_model_that_the_engine_does_not_fit(
+    tmp_path: Path, home: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_checkpoint(make_tiny_model("llama"), tmp_path / "source")
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(source / "tokenizer.json"))
+    args = config["applications"][1]["args"]
+    args["source"] = str(source)
+    args["engine"]["max_model_len"] = 257
+    file = _write(tmp_path, config)
+    assert main(["check", str(file)]) == 0  # nothing is known of it yet
+    capsys.readouterr()
+    assert main(["serve", str(file)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "applications[1].args.engine: max_model_len is 257, but the model was made for" in line
+    assert (home / "models" / "m").is_dir()
