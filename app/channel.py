@@ -14,6 +14,7 @@ import msgspec
 
 from app.client import DeltaSink, EngineListener
 from app.membership import ConnectError, EngineAddress, PrepareCard
+from app.stack_traces import stack_of
 from engine.messages import (
     Abort,
     CacheSnapshot,
@@ -190,8 +191,12 @@ class ChannelClient:
             reason = f"the engine sent a message of another version: {error}"
         except _NonsenseError as error:
             reason = f"the engine sent nonsense: {error}"
-        except Exception:  # our bug: better to dial again than to stay deaf
-            logger.exception("engine %s: a message could not be handled", self._card.engine_id)
+        except Exception as error:  # our bug: better to dial again than to stay deaf
+            logger.error(
+                "engine %s: a message could not be handled: %s",
+                self._card.engine_id,
+                stack_of(error),
+            )
             reason = "a message could not be handled"
         self._connection.close(reason)
         self._end(reason)

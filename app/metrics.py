@@ -140,7 +140,8 @@ class Metrics:
         )
         self._submissions = self._counter("engine_submissions", "Prompts sent to engines.")
         self._retries = self._counter(
-            "engine_retries", "Prompts sent once more, as their engine was lost."
+            "engine_retries",
+            "Prompts sent once more as their engine was lost, begun answers included.",
         )
         self._predicted_tokens = self._counter(
             "prefix_predicted_tokens",
