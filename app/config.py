@@ -42,9 +42,9 @@ class GatewayConfig(BaseModel):
     """Waiting requests per model. One more takes the place of the last one of a lower class, or is
     refused with 503 and the estimated wait as ``retry-after``."""
     max_queue_wait_s: float = Field(default=30.0, gt=0)
-    """Longest wait for an engine of the interactive class, then 504; standard requests may wait 10 s
-    longer, batch 60 s, as long as others overtake them. After half of it a request takes the first
-    free engine. One that would wait longer by estimate is refused at once with 503."""
+    """Longest wait for an engine, then 504. Standard requests may wait 10 s longer, batch 60 s: so
+    long others overtake them. After half of it a request takes the first free engine. One that
+    would wait longer by estimate is refused at once with 503."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time from arrival to the last token."""
     max_body_bytes: int = Field(default=8 * MIB, ge=1)

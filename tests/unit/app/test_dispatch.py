@@ -125,6 +125,7 @@ async def test_who_would_wait_too_long_is_refused_at_once(bench: Bench) -> None:
         bench.now_s += 6.0
         engine.grant()
         bench.send(service_class=STANDARD)
+    bench.now_s += 0.1
     # One left every 6 s, and three wait.
     assert bench.dispatcher.queues()[STANDARD].estimated_wait_s == pytest.approx(24, rel=0.2)
     with pytest.raises(OverloadedError, match="would wait about") as caught:
