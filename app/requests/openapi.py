@@ -86,19 +86,21 @@ def _paths() -> Json:
             "get": _get("Prometheus metrics", {"text/plain": {"schema": {"type": "string"}}})
         },
         "/metrics/targets": {
-            "get": _get("Scrape ports, for Prometheus's HTTP service discovery", _any_json(), "403")
+            "get": _get(
+                "Scrape ports, for Prometheus's HTTP service discovery", _plain_json("array"), "403"
+            )
         },
         "/debug/steps": {
             "parameters": [_parameter(name) for name in ("model", "engine", "last", "format")],
             "get": _get(
-                "The engines' newest steps", _any_json() | _any_lines(), "400", "403", "404"
+                "The engines' newest steps", _plain_json("object") | _lines(), "400", "403", "404"
             ),
         },
         "/debug/requests/{request_id}": {
             "parameters": [{**name, "name": "request_id"}, _parameter("format")],
             "get": _get(
                 "What happened to a request, and when",
-                _any_json() | _any_lines(),
+                _plain_json("object") | _lines(),
                 *("400", "403", "404"),
             ),
         },
@@ -152,12 +154,12 @@ def _json(model: type[BaseModel]) -> Json:
     }
 
 
-def _any_json() -> Json:
+def _plain_json(kind: str) -> Json:
     """For operators to read: what is in it may change."""
-    return {"application/json": {"schema": {}}}
+    return {"application/json": {"schema": {"type": kind}}}
 
 
-def _any_lines() -> Json:
+def _lines() -> Json:
     """One JSON object per line."""
     return {"application/jsonl": {"schema": {"type": "string"}}}
 

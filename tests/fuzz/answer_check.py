@@ -65,6 +65,8 @@ class AnswerCheck:
         bare = request.path.removeprefix("/v1")  # the document says that both are served
         if bare.startswith("/models/"):
             bare = "/models/{name}"
+        elif bare.startswith("/debug/requests/"):
+            bare = "/debug/requests/{request_id}"
         item = self._paths.get(bare) or self._paths.get("/v1" + bare)
         operation: dict[str, Any] | None = (item or {}).get(request.method.lower())
         return operation
@@ -75,10 +77,10 @@ class AnswerCheck:
         resolved: dict[str, Any] = self._components["responses"][response["$ref"].split("/")[-1]]
         return resolved
 
-    def _validate(self, schema: dict[str, str], value: object) -> None:
-        reference = schema["$ref"]
-        if reference not in self._validators:
-            self._validators[reference] = Draft202012Validator(
-                {"$ref": reference, "components": {"schemas": self._components["schemas"]}}
+    def _validate(self, schema: dict[str, Any], value: object) -> None:
+        key = json.dumps(schema)
+        if key not in self._validators:
+            self._validators[key] = Draft202012Validator(
+                {**schema, "components": {"schemas": self._components["schemas"]}}
             )
-        self._validators[reference].validate(value)
+        self._validators[key].validate(value)
