@@ -13,7 +13,7 @@ from app.errors import ApiError
 from app.queue import Job
 from app.text.detokenizer import create_detokenizer_factory
 from app.text.tokenization import Prompt
-from engine.messages import FinishReason, LoadView, SamplingParams
+from engine.messages import FinishReason, LoadView, SamplingParams, ServiceClass
 from tests.unit.app.fakes import TOKENIZER, FakeEngine, make_card
 
 PICK = st.integers(0, 5)
@@ -91,7 +91,7 @@ class Schedule:
             self.check()
         while self.engines:
             await self.lose(0)
-        await self.expire(6)
+        await self.expire(36)  # the longest wait of any class
         await self.dispatcher.close()
         for answer in self.answers:
             assert answer in self.cancelled or self.has_ended(answer)
@@ -142,6 +142,7 @@ class Schedule:
                 arrived_s=self.now_s,
                 deadline_s=self.now_s + 100,
                 num_samples=num_samples,
+                service_class=ServiceClass(pick % 3),
             )
             for prompt in answer.prompts
         ]
