@@ -13,7 +13,7 @@ from operator import attrgetter
 from app.client import EngineClient
 from app.queue import Job, WaitingQueue
 from app.routing.index import PrefixIndex
-from app.routing.policy import Candidate, Policy, choose, cost_s
+from app.routing.policy import Candidate, Policy, choose, ttft_s
 from app.routing.stride_remainder import StrideRemainder
 from engine.messages import KEY_STRIDE, CacheEvents, CacheSnapshot
 
@@ -162,7 +162,7 @@ class Fleet:
         candidate = _candidate(member, self._expected_cached_tokens(member, job, num_matching))
         num_tokens = len(job.prompt.token_ids)
         job.predicted_cached_tokens = candidate.num_cached_tokens
-        job.predicted_ttft_s = cost_s(num_tokens, candidate)
+        job.predicted_ttft_s = ttft_s(num_tokens, candidate)
         member.unseen[job] = num_tokens - candidate.num_cached_tokens
         member.unconfirmed[job.request_id] = Send(job, num_matching)
         self.index.count_send(member.engine_id, job.request_id, job.prompt.index_keys)

@@ -2,12 +2,14 @@
 no state.
 
 ``choose`` takes the cheapest engine. The cost is the estimated time to the first token there: the
-prefill work before and of this request, which a cached prefix shortens, a step for each sequence
-that shares the steps, and the wait for a place if all are taken.
+prefill work before and of this request, which a cached prefix shortens, and the wait for a place if
+all are taken; and what the request takes from others: a step for each sequence that shares the
+steps, and the KV that has to be freed for it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -15,7 +17,7 @@ from engine.messages import LoadView
 from engine.seeds import mix64
 
 UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
-"""Until an engine has measured its own: equal for all, it only weighs prefill against steps."""
+"""Until an engine has measured its own, or others have: it only weighs prefill against steps."""
 
 MEAN_ANSWER_S = 10.0
 """How long an answer keeps its place, until the engine has measured it: 400 tokens at 25 ms."""
@@ -71,7 +73,8 @@ def choose(
 
     Precondition: ``candidates`` is not empty.
     """
-    costs = [cost_s(num_prompt_tokens, candidate) for candidate in candidates]
+    usual = usual_tokens_per_s(candidates)
+    costs = [cost_s(num_prompt_tokens, candidate, usual) for candidate in candidates]
     limit = min(costs) * (1 + TIE_RATIO) + TIE_S
     tied = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= limit]
     for candidate in tied:
@@ -108,26 +111,62 @@ POLICIES: Mapping[PolicyName, Policy] = MappingProxyType(
 )
 
 
-def cost_s(num_prompt_tokens: int, candidate: Candidate) -> float:
-    """Estimated seconds from submitting the request there to its first token."""
+def usual_tokens_per_s(candidates: Sequence[Candidate]) -> float:
+    """The mean of those that have measured their prefill."""
+    rates = [c.load.prefill_tokens_per_s for c in candidates if c.load.prefill_tokens_per_s > 0]
+    return fmean(rates) if rates else UNKNOWN_PREFILL_TOKENS_PER_S
+
+
+def cost_s(
+    num_prompt_tokens: int,
+    candidate: Candidate,
+    usual_rate: float = UNKNOWN_PREFILL_TOKENS_PER_S,
+) -> float:
+    """What the request costs there: the time to its first token, and what it takes from others.
+
+    ``usual_rate``: prefill tokens/s of an engine that has not measured its own yet. A slow guess
+    would keep requests away from it for ever, and so it would never be measured.
+    """
     load = candidate.load
-    rate = load.prefill_tokens_per_s or UNKNOWN_PREFILL_TOKENS_PER_S
-    # The last prompt token is always computed, or there would be nothing to sample from.
-    num_uncached = max(1, num_prompt_tokens - candidate.num_cached_tokens)
+    rate = load.prefill_tokens_per_s or usual_rate
     num_free_tokens = load.num_free_blocks * candidate.block_size_tokens
     is_measured = load.num_blocks > 0
     # KV that has to be freed first was somebody's work; it is about as much to be done again.
+    num_uncached = _num_uncached(num_prompt_tokens, candidate)
     num_missing = max(0, num_uncached - num_free_tokens) if is_measured else 0
+    return (
+        ttft_s(num_prompt_tokens, candidate, usual_rate)
+        + num_missing / rate
+        + _num_sharing(candidate) * load.step_time_s
+    )
+
+
+def ttft_s(
+    num_prompt_tokens: int,
+    candidate: Candidate,
+    usual_rate: float = UNKNOWN_PREFILL_TOKENS_PER_S,
+) -> float:
+    """Estimated seconds from submitting the request there to its first token."""
+    load = candidate.load
+    rate = load.prefill_tokens_per_s or usual_rate
     # Of prompts that wait, in the engine or before it, nobody has looked what is cached.
     num_unlooked = min(load.num_waiting_tokens, load.pending_prefill_tokens)
     num_looked = load.pending_prefill_tokens - num_unlooked + candidate.num_unseen_tokens
     num_waiting = (num_unlooked + candidate.num_queued_tokens) * _uncached_share(load)
+    num_tokens = num_looked + num_waiting + _num_uncached(num_prompt_tokens, candidate)
     num_sharing = _num_sharing(candidate)
+    # It comes amid a step, if there is one, and no step is shorter for having few tokens.
+    rest_of_step_s = load.step_time_s / 2 if num_sharing else 0.0
     return (
-        (num_looked + num_waiting + num_uncached + num_missing) / rate
-        + num_sharing * load.step_time_s
+        rest_of_step_s
+        + max(load.step_time_s, num_tokens / rate)
         + _place_wait_s(num_sharing, candidate.max_num_seqs, load.mean_answer_s or MEAN_ANSWER_S)
     )
+
+
+def _num_uncached(num_prompt_tokens: int, candidate: Candidate) -> int:
+    # The last prompt token is always computed, or there would be nothing to sample from.
+    return max(1, num_prompt_tokens - candidate.num_cached_tokens)
 
 
 def _uncached_share(load: LoadView) -> float:

@@ -49,6 +49,7 @@ class Outcome:
 @dataclass(eq=False)
 class _Answer:
     can_restart = False
+    is_missing_text = True
     first_s: float = 0.0
     num_cached_tokens: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)

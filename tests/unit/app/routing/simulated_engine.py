@@ -12,8 +12,7 @@ from engine.config import EngineConfig
 from engine.credits import CreditLedger
 from engine.engine import Engine, StepOutput
 from engine.kv_geometry import KvGeometry, KvGroup
-from engine.messages import CacheEvents, EngineRequest, LoadView, ModelCard
-from engine.open_requests import OpenRequests
+from engine.messages import CacheEvents, EngineRequest, LoadView, ModelCard, TokenDelta
 from engine.paced_runner import PacedRunner
 
 BLOCK_SIZE_TOKENS = 16
@@ -57,7 +56,8 @@ class SimulatedEngine:
             ttft_budget_s=config.ttft_budget_s,
             step_budget_tokens=config.max_num_batched_tokens,
         )
-        self._open = OpenRequests()
+        self._open: dict[str, tuple[int, EngineRequest]] = {}
+        self._unstarted: set[str] = set()
         self._is_stepping = False
         self._num_untaken = 0
 
@@ -90,7 +90,8 @@ class SimulatedEngine:
     def submit(self, source: int, request: EngineRequest) -> None:
         num_tokens = len(request.token_ids)
         self.ledger.submitted(source, num_tokens, 1, request.service_class)
-        self._open.submitted(source, request)
+        self._open[request.request_id] = (source, request)
+        self._unstarted.add(request.request_id)
         self._engine.add(request)
         self._num_untaken += 1
         if not self._is_stepping:
@@ -113,11 +114,8 @@ class SimulatedEngine:
         if output.events is not None:
             self.mirror.apply(output.events)
         self.ledger.taken(num_taken)
-        progress = self._open.follow(num_taken, output.notes)
-        for entry in progress.started:
-            self.ledger.started(entry.service_class, entry.num_tokens)
-        for entry, num_samples in progress.ended:
-            self.ledger.finished(entry.source, num_samples, entry.service_class)
+        for delta in output.deltas:
+            self._count(delta)
         events = output.events
         if events is not None and self.num_lost_events:
             self.num_lost_events -= 1
@@ -129,6 +127,16 @@ class SimulatedEngine:
             self._step()
         else:
             self._is_stepping = False
+
+    def _count(self, delta: TokenDelta) -> None:
+        """Every request has one sample, and its first delta a token."""
+        source, request = self._open[delta.request_id]
+        if delta.request_id in self._unstarted:
+            self._unstarted.remove(delta.request_id)
+            self.ledger.started(request.service_class, len(request.token_ids))
+        if delta.finish_reason is not None:
+            self.ledger.finished(source, 1, request.service_class)
+            del self._open[delta.request_id]
 
     def _clock(self) -> float:
         return self._now_s

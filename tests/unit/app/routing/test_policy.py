@@ -5,10 +5,11 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.routing.policy import Candidate, choose, cost_s, power_of_two
+from app.routing.policy import Candidate, choose, cost_s, power_of_two, ttft_s, usual_tokens_per_s
 from engine.messages import LoadView
 
 IDLE = LoadView(num_blocks=1000, num_free_blocks=1000, prefill_tokens_per_s=1000, step_time_s=0.02)
@@ -111,9 +112,10 @@ def test_the_choice_is_among_the_cheapest(
     num_prompt_tokens: int, candidates: list[Candidate], rotation: int
 ) -> None:
     chosen = choose(num_prompt_tokens, candidates, rotation=rotation)
-    cheapest = min(cost_s(num_prompt_tokens, candidate) for candidate in candidates)
+    usual = usual_tokens_per_s(candidates)
+    cheapest = min(cost_s(num_prompt_tokens, candidate, usual) for candidate in candidates)
     assert chosen in candidates
-    assert cost_s(num_prompt_tokens, chosen) <= cheapest * 1.05 + 0.001
+    assert cost_s(num_prompt_tokens, chosen, usual) <= cheapest * 1.05 + 0.001
 
 
 @given(st.integers(1, 10**5), CANDIDATES, st.integers(0, 10**5))
@@ -138,3 +140,24 @@ def test_power_of_two_takes_the_less_busy_of_two_and_each_pair_in_time() -> None
 
 def test_power_of_two_needs_no_second_candidate() -> None:
     assert power_of_two(100, [candidate("only")], rotation=3).engine_id == "only"
+
+
+def test_an_engine_that_has_measured_nothing_is_tried() -> None:
+    """Were it taken for a slow one, it would never have anything to measure."""
+    measured = candidate("measured", loaded(prefill_tokens_per_s=10_000, num_running=1))
+    fresh = candidate("fresh", LoadView())
+    assert choose(1000, [measured, fresh]).engine_id == "fresh"
+
+
+def test_prompts_that_wait_count_with_the_share_that_is_usually_not_cached() -> None:
+    waiting = loaded(pending_prefill_tokens=4000, num_waiting_tokens=3000)
+    unknown = ttft_s(100, candidate("a", waiting))
+    assert unknown == pytest.approx(4.1)
+    half = msgspec.structs.replace(waiting, num_prompt_tokens=1000, num_cached_prompt_tokens=500)
+    assert ttft_s(100, candidate("a", half)) == pytest.approx(2.6)
+    assert ttft_s(100, candidate("a", half, num_queued_tokens=1000)) == pytest.approx(3.1)
+
+
+def test_a_first_token_takes_a_step_at_least_and_comes_amid_one() -> None:
+    assert ttft_s(1, candidate("idle")) == pytest.approx(0.02)
+    assert ttft_s(1, candidate("busy", loaded(num_running=1))) == pytest.approx(0.03)

@@ -1,0 +1,95 @@
+"""What the fleet believes of its engines' caches, and when it asks them."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.fleet import DOUBT_PERIOD_S, SNAPSHOT_TIMEOUT_S
+from app.queue import Job
+from engine.messages import CacheEvents, CacheSnapshot, LoadView, TokenDelta, Usage
+from tests.unit.app.dispatch_bench import Bench, dispatch_bench
+from tests.unit.app.fakes import FakeEngine
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with dispatch_bench() as bench:
+        yield bench
+
+
+def begin(engine: FakeEngine, job: Job, cached_tokens: int) -> None:
+    """The first token, and the load view of its step."""
+    usage = Usage(len(job.prompt.token_ids), cached_tokens, 1)
+    engine.send(TokenDelta(job.request_id, [1], usage=usage))
+    engine.step(LoadView())
+
+
+async def test_a_snapshot_that_does_not_come_is_asked_for_again(bench: Bench) -> None:
+    engine = FakeEngine()
+    bench.add(engine)
+    engine.step(LoadView(), CacheEvents(1, [], []))
+    engine.step(LoadView(), CacheEvents(3, [], []))
+    assert engine.num_snapshots_asked == 1
+    engine.step(LoadView(), CacheEvents(4, [], []))
+    assert engine.num_snapshots_asked == 1
+    bench.now_s += SNAPSHOT_TIMEOUT_S
+    engine.step(LoadView())
+    engine.step(LoadView())
+    assert engine.num_snapshots_asked == 2
+    bench.dispatcher.on_snapshot(engine, CacheSnapshot(4, [], is_last=False))
+    bench.now_s += SNAPSHOT_TIMEOUT_S
+    engine.step(LoadView())
+    assert engine.num_snapshots_asked == 3, "half of a snapshot is none"
+    bench.dispatcher.on_snapshot(engine, CacheSnapshot(4, []))
+    bench.now_s += SNAPSHOT_TIMEOUT_S
+    engine.step(LoadView())
+    assert engine.num_snapshots_asked == 3
+
+
+@pytest.mark.parametrize(("num_tokens", "cached_tokens"), [(256, 255), (300, 288), (300, 256)])
+async def test_a_prompt_that_is_cached_whole_raises_no_doubt(
+    bench: Bench, num_tokens: int, cached_tokens: int
+) -> None:
+    engine = FakeEngine()
+    bench.add(engine)
+    first = bench.send(num_tokens)
+    bench.dispatcher.on_snapshot(engine, CacheSnapshot(0, first.prompt.index_keys))
+    again = bench.send(num_tokens)
+    begin(engine, again, cached_tokens)
+    assert engine.num_snapshots_asked == 0
+
+
+async def test_fewer_hits_than_an_engine_promised_are_doubted_now_and_then(bench: Bench) -> None:
+    engine = FakeEngine()
+    bench.add(engine)
+    keys = bench.job(300).prompt.index_keys
+    bench.dispatcher.on_snapshot(engine, CacheSnapshot(0, keys))
+    for num_asked, later_s in ((1, 0.0), (1, 1.0), (2, DOUBT_PERIOD_S)):
+        bench.now_s += later_s
+        begin(engine, bench.send(300), 0)
+        assert engine.num_snapshots_asked == num_asked
+
+
+async def test_predictions_are_exact_once_prompts_part_at_the_same_place(bench: Bench) -> None:
+    engine = FakeEngine()
+    bench.add(engine)
+    shared = bench.job(300, token=5).prompt.index_keys
+    bench.dispatcher.on_snapshot(engine, CacheSnapshot(0, shared))
+    for _ in range(120):
+        job = bench.send(600, token=5)
+        begin(engine, job, 18 * 16)
+    assert job.predicted_cached_tokens == pytest.approx(18 * 16, abs=3)
+
+
+async def test_the_last_words_of_a_connection_before_are_not_heard(bench: Bench) -> None:
+    old, new = FakeEngine("a"), FakeEngine("a")
+    bench.add(old)
+    old.lose()
+    bench.add(new)
+    index = bench.dispatcher.fleet.index
+    keys = bench.job(300).prompt.index_keys
+    bench.dispatcher.on_step(old, CacheEvents(1, keys, []))
+    bench.dispatcher.on_snapshot(old, CacheSnapshot(1, keys))
+    bench.dispatcher.on_closed(old, "again")
+    assert len(index) == 0
+    assert [member.client for member in bench.dispatcher.fleet] == [new]
