@@ -307,8 +307,10 @@ async def test_a_request_moves_on_from_a_stopped_replica(checkpoint: Path) -> No
         lost = job.engine_id
         assert lost is not None
         fronts[lost].stop_all()
-        await until(lambda: job.engine_id not in (None, lost) and answer.deltas, MAX_NOTICE_S)
-        assert (answer.num_restarts, answer.error) == (1, None)
+        await until(lambda: job.engine_id not in (None, lost), MAX_NOTICE_S)
+        num_deltas = len(answer.deltas)
+        await until(lambda: len(answer.deltas) > num_deltas + 10, 5)
+        assert answer.error is None
         assert [member.engine_id for member in dispatcher.fleet] == [*fronts.keys() - {lost}]
         dispatcher.cancel(job.request_id)
         await membership.close()
