@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -24,6 +24,23 @@ class Chain:
     base_url: str
     gateway: Gateway
     fronts: list[EngineFront]
+    addresses: dict[str, EngineAddress]
+    """Of the fronts, by engine id; whoever adds one tells the gateway."""
+    create_front: Callable[[str], EngineFront]
+    secret: bytes
+
+    @asynccontextmanager
+    async def another_engine(self) -> AsyncIterator[EngineFront]:
+        """One more, from now on."""
+        engine_id = f"{MODEL}/{len(self.addresses)}"
+        front = self.create_front(engine_id)
+        try:
+            address = EngineAddress(engine_id, await front.start(), self.secret)
+            self.addresses[engine_id] = address
+            self.gateway.set_engines(MODEL, self.addresses)
+            yield front
+        finally:
+            await front.close()
 
 
 @asynccontextmanager
@@ -32,28 +49,30 @@ async def running_chain(config: EngineConfig, *, num_engines: int = 1) -> AsyncI
     checkpoint = await asyncio.to_thread(quickstart_checkpoint)
     spec = EngineSpec(model=MODEL, checkpoint=checkpoint.path, config=config)
     secret = secrets.token_bytes(32)
+
+    def create_front(engine_id: str) -> EngineFront:
+        return EngineFront(
+            spec, engine_id=engine_id, secret=secret, host="127.0.0.1", unix_dir=None
+        )
+
     async with AsyncExitStack() as stack:
-        fronts = [
-            EngineFront(
-                spec, engine_id=f"{MODEL}/{number}", secret=secret, host="127.0.0.1", unix_dir=None
-            )
-            for number in range(num_engines)
-        ]
+        fronts = [create_front(f"{MODEL}/{number}") for number in range(num_engines)]
         for front in fronts:
             stack.push_async_callback(front.close)
         endpoints = await asyncio.gather(*(front.start() for front in fronts))
         gateway = Gateway(GatewayConfig(models=(ModelRoute(name=MODEL),)))
         stack.push_async_callback(gateway.close)
-        addresses = [
-            EngineAddress(f"{MODEL}/{number}", endpoint, secret)
+        addresses = {
+            f"{MODEL}/{number}": EngineAddress(f"{MODEL}/{number}", endpoint, secret)
             for number, endpoint in enumerate(endpoints)
-        ]
-        gateway.set_engines(MODEL, {address.engine_id: address for address in addresses})
+        }
+        gateway.set_engines(MODEL, addresses)
         port = await stack.enter_async_context(_serving(gateway))
         async with asyncio.timeout(10):
             while len(gateway.dispatchers[MODEL].fleet) < num_engines:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        yield Chain(f"http://127.0.0.1:{port}", gateway, fronts)
+        url = f"http://127.0.0.1:{port}"
+        yield Chain(url, gateway, fronts, addresses, create_front, secret)
 
 
 @asynccontextmanager
