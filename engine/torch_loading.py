@@ -10,7 +10,7 @@ from engine.attention import create_attention
 from engine.collectives import Collectives
 from engine.config import EngineConfig, RankSpec
 from engine.errors import EngineConfigError
-from engine.heap import keep_freed_memory
+from engine.heap import hand_back_freed_memory, keep_freed_memory
 from engine.kv_pool import KvPool
 from engine.layers.linear import WeightLayout, can_pack, limit_shape_caches
 from engine.loader import WeightFiles
@@ -50,6 +50,7 @@ def load_torch_runner(
     attention = create_attention(
         config.attention, device, geometry, scale=model_config.attention_scale
     )
+    hand_back_freed_memory()
     with torch.inference_mode():
         model = load_model(
             model_config,
@@ -59,7 +60,7 @@ def load_torch_runner(
             layout=_resolve_layout(config, dtype),
             collectives=collectives,
         )
-        keep_freed_memory()  # only now: what loading frees shall go back
+        keep_freed_memory()
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
         outputs: RowOutputs
         if rank.rank == 0:

@@ -1,7 +1,7 @@
 """Makes a decoder, or a tensor-parallel rank's part of it, from its configuration and a
 checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,7 +90,8 @@ class _TensorSource:
         embedding, head = tables[0], tables[-1]
         # Single tokens' rows are read from the tables, so a packed head is a second copy, and
         # packing one from its mapped pages would add these.
-        to_pack = head if self.layout == "mapped" else self.take(names[-1], shape, part)
+        is_as_it_is = self.layout == "mapped" or not self.shard.is_whole
+        to_pack = head if is_as_it_is else self.take(names[-1], shape, part)
         lm_head = create_linear([to_pack], layout=self.layout)
         if self.collectives is None:
             return WholeVocabulary(embedding=embedding, head=head, lm_head=lm_head)
@@ -109,7 +110,9 @@ class _TensorSource:
         self, name: str, shape: Shape, part: TensorPart | None = None, *, is_kept: bool = False
     ) -> Tensor:
         """In the model's dtype on its device; ``is_kept`` as it is, it may stay mapped."""
-        mapped_as = self.dtype if is_kept and self.device.type == "cpu" else None
+        # Parts never do: of small ones the kernel maps up to as much again around them.
+        may_map = is_kept and self.shard.is_whole and self.device.type == "cpu"
+        mapped_as = self.dtype if may_map else None
         tensor = self.weights.take(name, shape, part, mapped_as=mapped_as)
         return tensor.to(device=self.device, dtype=self.dtype)
 
@@ -155,19 +158,45 @@ class _TensorSource:
 
     def _fused(self, prefix: str, shapes: Mapping[str, Shape], names: Sequence[str]) -> Linear:
         """One layer of several tensors with the same input, this rank's part of each."""
-        weights: list[Tensor] = []
-        biases: list[Tensor] = []
-        for tensors, kind in ((weights, "weight"), (biases, "bias")):
-            for name in (f"{module}.{kind}" for module in names):
-                if name not in shapes:
-                    continue
-                if not self.shard.holds(name):
-                    self.weights.skip(f"{prefix}{name}")
-                    continue
-                part = self._part(self.shard.layer_part(name, self.config.head_dim))
-                is_kept = self.layout == "mapped"
-                tensors.append(self.take(f"{prefix}{name}", shapes[name], part, is_kept=is_kept))
+        weights, biases = (
+            self._parts(prefix, shapes, [f"{module}.{kind}" for module in names])
+            for kind in ("weight", "bias")
+        )
         return create_linear(weights, biases or None, layout=self.layout)
+
+    def _parts(
+        self, prefix: str, shapes: Mapping[str, Shape], names: Sequence[str]
+    ) -> Sequence[Tensor]:
+        """What this rank holds of those among the tensors of a layer that the model has; one below
+        the other in one, if they are to be packed."""
+        parts: dict[str, TensorPart | None] = {}
+        for name in names:
+            if name not in shapes:
+                continue
+            if self.shard.holds(name):
+                parts[name] = self._part(self.shard.layer_part(name, self.config.head_dim))
+            else:
+                self.weights.skip(f"{prefix}{name}")
+        is_kept = self.layout == "mapped"
+        held = (
+            self.take(f"{prefix}{name}", shapes[name], part, is_kept=is_kept)
+            for name, part in parts.items()
+        )
+        if self.layout == "mapped" or len(parts) < 2:
+            return list(held)
+        part_shapes = [
+            shapes[name] if part is None else part.shape_of(shapes[name])
+            for name, part in parts.items()
+        ]
+        return [self._join(held, part_shapes)]
+
+    def _join(self, parts: Iterable[Tensor], shapes: Sequence[Shape]) -> Tensor:
+        """The parts, of these shapes, below each other. One at a time: they may be large."""
+        num_rows = [shape[0] for shape in shapes]
+        joined = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self.dtype, device=self.device)
+        for place, part in zip(joined.split(num_rows), parts, strict=True):
+            place.copy_(part)
+        return joined
 
     def _part(self, part: TensorPart | None) -> TensorPart | None:
         return None if self.shard.is_whole else part
