@@ -4,15 +4,26 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from math import inf, nan
 from pathlib import Path
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
 from engine.config import MIB, EngineConfig, PacedConfig
-from engine.messages import Abort, Demand, FinishReason, GetSnapshot, Query, ReturnCredits, Submit
+from engine.messages import (
+    Abort,
+    Demand,
+    FinishReason,
+    GatewayMessage,
+    GetSnapshot,
+    Query,
+    ReturnCredits,
+    Submit,
+)
 from tests.integration.paced_front import (
     FOREVER,
     PACED,
@@ -229,6 +240,59 @@ async def test_a_gateway_that_does_not_read_is_cut_and_slows_nobody(
         gaps_s = [after - before for before, after in pairwise(arrivals_s)]
         assert max(gaps_s) < 0.5  # and none of them waited for it
         await reader.until(lambda: len(reader.deltas["r"]) > num_steps + 50)
+
+
+async def test_a_gateway_that_floods_or_forges_disturbs_no_other_stream(checkpoint: Path) -> None:
+    async with running(checkpoint) as (front, endpoint), gateway_at(endpoint) as steady:
+        await steady.submit("r", max_tokens=FOREVER)
+        await steady.started("r")
+        arrivals_s: list[float] = []
+
+        def has_seen(num_deltas: int) -> Callable[[], bool]:
+            def is_met() -> bool:
+                arrivals_s.append(time.monotonic())
+                return len(steady.deltas["r"]) >= num_deltas
+
+            return is_met
+
+        floods: list[list[GatewayMessage]] = [
+            [GetSnapshot()] * 2000,
+            [Query(1, "steps")] * 2000,
+            [Abort("r")] * 2000,
+            [Abort("x" * 100_000)] * 20,
+        ]
+        for flood in floods:
+            async with gateway_at(endpoint) as hostile:
+                for message in flood:
+                    hostile.send(message)
+                await steady.until(has_seen(len(steady.deltas["r"]) + 30))
+        forged: list[bytes] = []
+        encode = msgspec.msgpack.encode
+        async with gateway_at(endpoint) as hostile:
+            sound = msgspec.msgpack.decode(encode(Submit(hostile.request("s", 5))))
+            for field, value in ((7, 3), (7, -1), (8, "x"), (0, 5), (6, [])):
+                fields = [*sound["request"]]
+                fields[field] = value
+                forged.append(encode({"type": "submit", "request": fields}))
+        for payload in forged:
+            async with gateway_at(endpoint) as hostile:
+                hostile.send(Demand((1, 0, 0)))
+                await hostile.until(lambda: hostile.num_credits == 1)
+                hostile.connection.send(payload)
+                assert await hostile.reason_of_end() == "the peer closed the connection"
+        for number in (nan, inf, -1e300, 1e300, -1.0):
+            for name in ("age_s", "timeout_s"):
+                async with gateway_at(endpoint) as hostile:
+                    hostile.send(Demand((1, 0, 0)))
+                    await hostile.until(lambda: hostile.num_credits == 1)
+                    request = hostile.request(f"{name}{number}", 5)
+                    hostile.send(Submit(msgspec.structs.replace(request, **{name: number})))
+                    await hostile.answer(request.request_id)
+        await steady.until(has_seen(len(steady.deltas["r"]) + 30))
+        assert max(after - before for before, after in pairwise(arrivals_s)) < 0.5
+        await steady.until(lambda: front.num_connected == 1)
+        assert front.num_open == 1
+        front.check_health()
 
 
 async def test_a_drain_finishes_what_runs_and_grants_nothing(checkpoint: Path) -> None:
