@@ -84,6 +84,8 @@ class OpenRequests:
                 if entry.num_open_places == 0:
                     self._end(entry)
         for frame in report.frames:
+            if frame.num_finished == 0:
+                continue
             for service_class in ServiceClass:
                 if num_finished := frame.num_finished_of_class[service_class]:
                     self._ledger.finished(frame.source, num_finished, service_class)
