@@ -32,7 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 5.0,
     },
 }
-HEADS = [(2, 4, 2), (3, 6, 3), (4, 8, 2), (8, 8, 8), (8, 8, 1)]
+HEADS = [(2, 4, 2), (3, 6, 3), (4, 8, 2), (8, 8, 1)]
 """Ranks, heads, KV heads; where ranks outnumber the last, some hold the same. 97 tokens are shared
 evenly by none of them."""
 CHUNKS = (
