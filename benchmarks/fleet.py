@@ -108,7 +108,7 @@ async def _measure(options: argparse.Namespace, url: str) -> list[CaseResult]:
                     predicted += after[0] - before[0]
                     actual += after[1] - before[1]
             pairs.append((runs[False], runs[True]))
-            print(f"pair {pair + 1} of {options.pairs} done", file=sys.stderr)
+            print(f"pair {pair + 1}: {_means(runs[False])} {_means(runs[True])}", file=sys.stderr)
     finally:
         ours.close()
         peer.close()
@@ -120,6 +120,11 @@ async def _measure(options: argparse.Namespace, url: str) -> list[CaseResult]:
         CaseResult(case="prefix_hits_actual", value=actual, unit="tokens"),
         CaseResult(case="prefix_hits_ratio", value=predicted / actual, unit="1", limit=1.0),
     ]
+
+
+def _means(run: list[CaseResult]) -> str:
+    values = {case.case: case.value for case in run}
+    return f"{values['ttft_mean']:.0f} ms ({values['errors']:.0f} errors)"
 
 
 def _hits(url: str) -> tuple[float, float]:
@@ -173,9 +178,9 @@ def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--replicas", type=int, default=8, help="engine replicas of each fleet")
     add("--gateways", type=int, default=2, help="gateways of each fleet")
     add("--rate", type=float, default=10.0, help="requests per second")
-    add("--num-requests", type=int, default=450, help="of each run")
+    add("--num-requests", type=int, default=300, help="of each run")
     add("--answer-tokens", type=int, default=40, help="mean of an answer; the design case has 400")
-    add("--think-s", type=float, default=2.0, help="mean pause between turns")
+    add("--think-s", type=float, default=0.5, help="mean pause between turns")
     add("--pairs", type=int, default=MIN_PAIRS, help="interleaved pairs of runs")
     add("--seed", type=int, default=0, help="of sessions and arrivals")
     options = parser.parse_args(argv)

@@ -29,6 +29,7 @@ class Model:
     num_replicas: int = 1
     step_s: float = 0.02
     max_num_seqs: int = 64
+    num_ranks: int = 1
     resources: tuple[tuple[str, float], ...] = ()
 
 
@@ -124,6 +125,7 @@ def _application(model: Model, scaled: dict[str, int]) -> dict[str, Any]:
                 "runner": "paced",
                 "kv_cache_bytes": 128 * 1024 * 1024,
                 "max_num_seqs": model.max_num_seqs,
+                "tensor_parallel_size": model.num_ranks,
                 "paced": {"step_base_s": model.step_s, "per_decode_s": 0},
             },
         },

@@ -24,9 +24,14 @@ def replicas(pid: int, name: str) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.create_time())
 
 
+def ranks_of(replica: psutil.Process) -> list[psutil.Process]:
+    """The children of an engine replica, by rank."""
+    return sorted(replica.children(), key=lambda child: child.create_time())
+
+
 def step_loop_of(replica: psutil.Process) -> psutil.Process:
-    """The one child of an engine replica."""
-    (child,) = replica.children()
+    """The one child of an engine replica with one rank."""
+    (child,) = ranks_of(replica)
     return child
 
 

@@ -1,11 +1,11 @@
 """What one fault or one change touches, and what it must leave alone. Paced engines."""
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import openai
 import psutil
 import pytest
 
@@ -14,13 +14,13 @@ from tests.cluster.processes import (
     GATEWAY,
     engine_of,
     listening_ports,
+    ranks_of,
     replicas,
-    step_loop_of,
     wait_until,
 )
 from tests.cluster.streams import Stream, streams
 
-ALPHA = Model("alpha", num_replicas=2)
+ALPHA = Model("alpha", num_replicas=2, num_ranks=3)
 BETA = Model("beta", max_num_seqs=2)
 STEPS_PER_S = 1 / ALPHA.step_s
 
@@ -53,26 +53,35 @@ def test_serves_rest_interface_wants_a_token_and_shows_no_secret(local: Local) -
     assert "secret" not in answer.text
 
 
-def test_a_dead_step_loop_ends_its_streams_with_an_error_and_is_replaced(local: Local) -> None:
-    num_tokens = int(8 * STEPS_PER_S)
+@pytest.mark.parametrize(
+    ("rank", "sent"), [(0, signal.SIGKILL), (2, signal.SIGSTOP)], ids=["killed", "stopped"]
+)
+def test_a_lost_rank_costs_no_answer_and_its_replica_is_replaced(
+    local: Local, rank: int, sent: signal.Signals
+) -> None:
+    num_tokens = int(10 * STEPS_PER_S)
     running_streams = streams(local.url, "alpha", count=8, num_tokens=num_tokens)
     victim, survivor = replicas(local.pid, engine_of("alpha"))
-    step_loop_of(victim).kill()
+    family = [victim, *ranks_of(victim)]
+    assert len(family) == 1 + ALPHA.num_ranks
+    ranks_of(victim)[rank].send_signal(sent)
+    _, left = psutil.wait_procs(family, timeout=5.0)
+    assert left == [], "the replica ends by itself, and all its ranks with it"
     for stream in running_streams:
         stream.wait(60)
-    failed = [stream for stream in running_streams if stream.error is not None]
-    assert 1 <= len(failed) < len(running_streams)
-    for stream in failed:
-        assert isinstance(stream.error, openai.APIError)
-        assert "engine" in str(stream.error)
-    finished = [stream.num_tokens for stream in running_streams if stream.error is None]
-    assert finished == [num_tokens] * len(finished)
+    assert [stream.error for stream in running_streams] == [None] * len(running_streams)
+    assert [stream.num_tokens for stream in running_streams] == [num_tokens] * len(running_streams)
 
     def is_replaced() -> bool:
         pids = _pids(local, engine_of("alpha"))
         return len(pids) == 2 and victim.pid not in pids and survivor.pid in pids
 
-    wait_until(is_replaced, timeout_s=40, what="the replica whose step loop died is replaced")
+    wait_until(is_replaced, timeout_s=40, what="the replica whose rank was lost is replaced")
+    wait_until(
+        lambda: len(ranks_of(replicas(local.pid, engine_of("alpha"))[-1])) == ALPHA.num_ranks,
+        timeout_s=40,
+        what="the new replica has all its ranks",
+    )
 
 
 def test_a_dead_gateway_frees_what_it_ran_and_nothing_else(local: Local) -> None:
