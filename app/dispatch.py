@@ -183,8 +183,8 @@ class Dispatcher:
             raise self._overloaded(service_class, f"a request would wait about {estimated_s:.0f} s")
 
     def _make_room(self, num_jobs: int, service_class: ServiceClass) -> None:
-        """Those of lower classes that would go last are refused in favour of ``num_jobs`` others;
-        all of the room is made, or none.
+        """Those of lower classes that would go last are refused in favour of ``num_jobs`` others, but
+        none that lost its engine; all of the room is made, or none.
         """
         num_too_many = len(self._waiting) + num_jobs - self._config.max_queue_len
         if num_too_many <= 0:
@@ -194,8 +194,7 @@ class Dispatcher:
         if len(victims) < num_too_many:
             raise self._overloaded(service_class, reason)
         for job in victims:
-            self._waiting.remove(job)
-            self._fail(job, self._overloaded(job.service_class, reason))
+            self._waiting.give_up(job, self._overloaded(job.service_class, reason))
 
     def _overloaded(self, service_class: ServiceClass, reason: str) -> OverloadedError:
         """Clients come back after the estimated wait, not all at once."""

@@ -199,8 +199,11 @@ class WaitingQueue:
         return sum(bisect_left(lane.jobs, key, key=_order) for lane in self._lanes.values())
 
     def last_below(self, service_class: ServiceClass, num_jobs: int) -> list[Job]:
-        """Up to ``num_jobs`` jobs of lower classes that go last, the very last one first."""
-        lower = (job for job in self if job.service_class > service_class)
+        """Up to ``num_jobs`` jobs of lower classes that go last, the very last one first.
+
+        None that an engine had begun with: its client may have seen a part of the answer.
+        """
+        lower = (job for job in self if job.service_class > service_class and job.num_attempts == 0)
         return nlargest(num_jobs, lower, key=_order)
 
     def oldest(self, num_jobs: int) -> list[Job]:

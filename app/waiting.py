@@ -96,7 +96,7 @@ class WaitingRoom:
         return self._config.max_queue_wait_s + service_class.delay_s
 
     def last_below(self, service_class: ServiceClass, num_jobs: int) -> list[Job]:
-        """Of those that wait in lower classes up to ``num_jobs`` that go last."""
+        """As ``WaitingQueue.last_below``."""
         return self._queue.last_below(service_class, num_jobs)
 
     def reconfigure(self, config: GatewayConfig) -> None:
@@ -122,6 +122,12 @@ class WaitingRoom:
         self._queue.remove(job)
         self._drain.set_waiting(self._clock(), is_waiting=len(self._queue) > 0)
         self._announce(self._fleet.get(job.engine_id))
+
+    def give_up(self, job: Job, error: ApiError) -> None:
+        """``job`` waited in vain, unless its answer has failed meanwhile by another prompt's."""
+        if not job.is_cancelled:
+            self.remove(job)
+            self._give_up_job(job, error)
 
     def rechoose(self, engine_id: str | None) -> None:
         """Choose again for those that wait for ``engine_id``, or for any engine."""
@@ -151,7 +157,7 @@ class WaitingRoom:
         if self._tick_handle is not None:
             self._tick_handle.cancel()
         for job in self._queue:
-            self._give_up(job, error)
+            self.give_up(job, error)
 
     def check_integrity(self) -> None:
         """For tests."""
@@ -185,14 +191,8 @@ class WaitingRoom:
         for job in self._queue:
             if now_s >= min(job.queued_s + self.max_wait_s(job.service_class), job.deadline_s):
                 waited_s = now_s - job.queued_s
-                self._give_up(
+                self.give_up(
                     job, RequestTimeoutError(f"No replica had room within {waited_s:.1f} s.")
                 )
         self._rechoose(self._queue.oldest(MAX_RECHOSEN_PER_TICK))
         self._tick_later()
-
-    def _give_up(self, job: Job, error: ApiError) -> None:
-        """``job`` waited in vain, unless its answer has failed meanwhile by another prompt's."""
-        if not job.is_cancelled:
-            self.remove(job)
-            self._give_up_job(job, error)

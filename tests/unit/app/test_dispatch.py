@@ -369,6 +369,35 @@ async def test_a_job_whose_answer_failed_with_another_is_left_alone(bench: Bench
     bench.dispatcher.check_integrity()
 
 
+async def test_prompts_of_one_request_make_room_together(bench: Bench) -> None:
+    bench.add(waiting("a"))
+    jobs = [bench.job() for _ in range(4)]
+    for job in jobs:
+        job.service_class = BATCH
+        job.answer = CancelsAll(bench, [job.request_id for job in jobs])
+    bench.dispatcher.enqueue(*jobs)
+    urgent = [bench.job(), bench.job()]
+    bench.dispatcher.enqueue(*urgent)
+    assert [answer_of(job).error is None for job in jobs] == [True, True, True, False]
+    assert bench.dispatcher.num_waiting == len(urgent)
+    bench.dispatcher.check_integrity()
+
+
+async def test_an_answer_that_lost_its_engine_is_not_displaced(bench: Bench) -> None:
+    lost = FakeEngine("a")
+    bench.add(lost)
+    begun = bench.send(service_class=BATCH)
+    bench.add(waiting("b"))
+    lost.say(begun.request_id, "shown ")
+    lost.lose()
+    for _ in range(3):
+        bench.send()
+    with pytest.raises(OverloadedError):
+        bench.send()
+    assert answer_of(begun).error is None
+    bench.dispatcher.check_integrity()
+
+
 class CancelsAll(Recorder):
     """Like the answer of several prompts."""
 
