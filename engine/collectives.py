@@ -8,14 +8,15 @@ call, and its settings from the environment. Must not know models.
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from engine.config import RankSpec
-from engine.errors import EngineStartError
+from engine.errors import CollectiveError, EngineStartError
+from engine.memory_errors import is_out_of_memory
 
 _STORE_NAME = "store"
 _LOOPBACK = "127.0.0.1"
@@ -25,7 +26,7 @@ everything to everyone (2 to 4 ranks on 2 cores), and twice the CPU time."""
 
 
 class Collectives(Protocol):
-    """One rank's end of its group."""
+    """One rank's end of its group. Its calls raise `CollectiveError` when another rank is lost."""
 
     @property
     def rank(self) -> RankSpec: ...
@@ -80,13 +81,19 @@ class ProcessRanks:
         return self._rank
 
     def all_reduce_(self, tensor: Tensor) -> None:
-        if tensor.nbytes <= self._max_exchanged_bytes:
-            self._exchange_(tensor)
-        else:
-            self._group.allreduce(tensor).wait()
+        try:
+            if tensor.nbytes <= self._max_exchanged_bytes:
+                self._exchange_(tensor)
+            else:
+                self._group.allreduce(tensor).wait()
+        except RuntimeError as error:
+            _fail(error)
 
     def broadcast_(self, tensor: Tensor) -> None:
-        self._group.broadcast(tensor, 0).wait()
+        try:
+            self._group.broadcast(tensor, 0).wait()
+        except RuntimeError as error:
+            _fail(error)
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor | None:
         # All parts must have one shape: the narrower ones are padded, by one column as a rule.
@@ -96,7 +103,10 @@ class ProcessRanks:
         parts: list[Tensor] = []
         if self._rank.rank == 0:
             parts = [torch.empty_like(part) for _ in widths]
-        self._group.gather([parts] if parts else [], [part], _to_rank_0()).wait()
+        try:
+            self._group.gather([parts] if parts else [], [part], _to_rank_0()).wait()
+        except RuntimeError as error:
+            _fail(error)
         if not parts:
             return None
         return torch.cat(
@@ -141,7 +151,7 @@ def join_ranks(rank: RankSpec, *, rendezvous: Path, device: str, timeout_s: floa
             group = _create_gloo(store, rank, timeout)
             collectives = ProcessRanks(rank, group, max_exchanged_bytes=_MAX_EXCHANGED_BYTES)
         _meet(collectives, device)
-    except RuntimeError as error:  # also what the store raises
+    except (RuntimeError, CollectiveError) as error:  # the store raises the former
         raise EngineStartError(
             f"rank {rank.rank} did not meet the other {rank.size - 1} within {timeout_s:g} s "
             f"({_first_line(error)}): look for the reason in their logs, or raise start_timeout_s."
@@ -176,6 +186,15 @@ def _to_rank_0() -> dist.GatherOptions:
     options = dist.GatherOptions()
     options.rootRank = 0
     return options
+
+
+def _fail(error: RuntimeError) -> NoReturn:
+    if is_out_of_memory(error):
+        raise error
+    raise CollectiveError(
+        f"another rank of this replica is gone or stuck ({_first_line(error)}): look for the "
+        "reason in its log."
+    ) from error
 
 
 def _first_line(error: Exception) -> str:

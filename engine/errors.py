@@ -16,6 +16,7 @@ EngineError
 ├── RequestError               one request can never be served here
 ├── CreditError                a gateway used or returned a credit that it does not hold
 ├── ProtocolError              a gateway sent what no gateway sends
+├── CollectiveError            tensor-parallel ranks lost one another
 ├── StepOutOfMemory            a step needs more memory than there is
 └── RunnerError                a model runner broke the contract of ``engine.step``
     └── KvMismatchError        a sequence met KV that its own tokens did not write
@@ -58,6 +59,10 @@ class CreditError(EngineError):
 
 class ProtocolError(EngineError):
     """A gateway sent what no gateway sends: its connection is closed."""
+
+
+class CollectiveError(EngineError):
+    """A tensor-parallel rank is gone or stuck: the others can't go on without its part."""
 
 
 class StepOutOfMemory(EngineError):

@@ -1,9 +1,9 @@
 """Where the weights of a model come from: safetensors files, or nowhere for their shapes alone.
 
-A tensor that is used as it is stored stays mapped: it costs nothing to read, and processes on one
-node share the pages. Others are read into memory of their own, the wanted part alone: a mapped
-tensor's pages count for a process that touches them, and those of a slice by columns are all of
-its pages. Must not know what a tensor is for.
+A tensor that is used whole and as it is stored stays mapped: it costs nothing to read, and
+processes on one node share the pages. Others are read into memory of their own, the wanted part
+alone: a mapped tensor's pages count for a process that touches them, and those of a slice by
+columns are all of its pages. Must not know what a tensor is for.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Weights(Protocol):
     ) -> Tensor:
         """``part`` of the tensor called ``name``, which as a whole has ``shape``; None: all of it.
 
-        Mapped if it is stored as ``mapped_as`` and in one piece, else a copy in the type that it is
+        Mapped if it is stored as ``mapped_as`` and wanted whole, else a copy in the type that it is
         stored in. Raises `CheckpointError` if it is absent or of another shape.
         """
         ...
@@ -77,10 +77,8 @@ class WeightFiles:
     ) -> Tensor:
         file = self._find(name, shape)
         self._taken.add(name)
-        if mapped_as is file.dtype_of(name):
-            mapped = file.map(name, part)
-            if mapped is not None:
-                return mapped
+        if part is None and mapped_as is file.dtype_of(name):
+            return file.map(name)
         return file.read(name, part)
 
     def skip(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The tensors of one safetensors file, whole or in part: mapped, or read into memory of their own.
+"""The tensors of one safetensors file: mapped, or read into memory of their own, whole or in part.
 
 The library's own reader touches pages of every tensor that it maps, and all pages of one whose
 columns it cuts; here a mapped tensor costs nothing until it is used, and reading one leaves no
@@ -54,18 +54,15 @@ class TensorFile:
             )
         return dtype
 
-    def map(self, name: str, part: TensorPart | None = None) -> Tensor | None:
-        """A view of the mapped file, not to be written to; None for a part in many pieces."""
-        entry, dtype = self._entries[name], self.dtype_of(name)
-        shape = self.shape_of(name) if part is None else part.shape_of(self.shape_of(name))
-        if part is not None and part.dim > 0 and shape != self.shape_of(name):
-            return None
+    def map(self, name: str) -> Tensor:
+        """A view of the mapped file, not to be written to."""
+        dtype = self.dtype_of(name)
         if self._storage is None:
             size = self._path.stat().st_size
             self._storage = torch.UntypedStorage.from_file(str(self._path), False, size)
-        begin = self._begin(entry, part if part is not None and part.dim == 0 else None)
-        piece = self._storage[begin : begin + int(np.prod(shape)) * dtype.itemsize]
-        return torch.empty(0, dtype=dtype).set_(piece).view(shape)
+        begin, end = (self._data_start + offset for offset in self._entries[name].data_offsets)
+        tensor = torch.empty(0, dtype=dtype).set_(self._storage[begin:end])
+        return tensor.view(self.shape_of(name))
 
     def read(self, name: str, part: TensorPart | None = None) -> Tensor:
         """A copy in the type that is stored."""

@@ -110,7 +110,8 @@ class _TensorSource:
         self, name: str, shape: Shape, part: TensorPart | None = None, *, is_kept: bool = False
     ) -> Tensor:
         """In the model's dtype on its device; ``is_kept`` as it is, it may stay mapped."""
-        # Parts never do: of small ones the kernel maps up to as much again around them.
+        # Parts never do: a process is charged for whole pages, and for more that the kernel may map
+        # around them.
         may_map = is_kept and self.shard.is_whole and self.device.type == "cpu"
         mapped_as = self.dtype if may_map else None
         tensor = self.weights.take(name, shape, part, mapped_as=mapped_as)
