@@ -183,8 +183,8 @@ class Dispatcher:
             raise self._overloaded(service_class, f"a request would wait about {estimated_s:.0f} s")
 
     def _make_room(self, num_jobs: int, service_class: ServiceClass) -> None:
-        """Those of lower classes that would go last are refused in favour of ``num_jobs`` others, but
-        none that lost its engine; all of the room is made, or none.
+        """Those of lower classes that would go last are refused in favour of ``num_jobs`` others;
+        all of the room is made, or none.
         """
         num_too_many = len(self._waiting) + num_jobs - self._config.max_queue_len
         if num_too_many <= 0:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 
+from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import ApiError, HeadersTooLargeError
@@ -67,7 +68,8 @@ class RequestMiddleware:
         record = responder.record
         try:
             _check_headers(scope)
-            path: str = scope["path"]
+            # What the router goes by: a mounted gateway's paths have a prefix, which it takes off.
+            path = get_route_path(scope)
             if path.startswith(_ADMIN_PATHS):
                 self._gateway.authenticator.check_admin(authorization)
             elif path not in PUBLIC_PATHS:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from app.config import GatewayConfig, ModelRoute
 from app.middleware import RequestMiddleware, request_logger
+from app.server import create_asgi_app
 from tests.unit.app.conftest import MakeEdge
 from tests.unit.app.fakes import FakeEngine, until
 
@@ -47,6 +48,19 @@ async def test_what_is_the_operators_needs_an_admin_key(make_edge: MakeEdge, pat
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_key_required")
     assert (await edge.http.get(path, headers=bearer("sk-admin"))).status_code not in (401, 403)
     assert (await edge.http.get("/metrics", headers=bearer(KEY))).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/debug/steps", "/debug/requests/x", "/metrics/targets"])
+async def test_under_a_prefix_operators_need_an_admin_key_too(
+    make_edge: MakeEdge, path: str
+) -> None:
+    edge = await make_edge(FakeEngine(), admin_keys=["sk-admin"])
+    transport = httpx.ASGITransport(create_asgi_app(edge.gateway), root_path="/llm")
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway/llm") as http:
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get(path)).status_code == 401
+        admin = await http.get(path, headers=bearer("sk-admin"))
+        assert admin.status_code not in (401, 403)
 
 
 async def test_without_keys_nobody_is_asked(make_edge: MakeEdge) -> None:
