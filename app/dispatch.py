@@ -57,10 +57,14 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
         max_connecting_s: float = MAX_CONNECTING_S,
         policy: Policy = choose,
+        first_rotation: int | None = None,
     ) -> None:
+        """``first_rotation``: see ``Fleet``."""
         self.model = model
         self._config = config
-        self.fleet = Fleet(config.prefix_index_max_bytes, policy=policy)
+        self.fleet = Fleet(
+            config.prefix_index_max_bytes, policy=policy, first_rotation=first_rotation
+        )
         self._clock = clock
         self._max_connecting_s = max_connecting_s
         self._waiting = WaitingRoom(

@@ -5,6 +5,7 @@ Owns the prefix index. Does not submit, wait or reconnect.
 
 import asyncio
 import itertools
+import random
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -83,11 +84,22 @@ class Member:
 class Fleet:
     """Engine id to member."""
 
-    def __init__(self, prefix_index_max_bytes: int, *, policy: Policy = choose) -> None:
+    def __init__(
+        self,
+        prefix_index_max_bytes: int,
+        *,
+        policy: Policy = choose,
+        first_rotation: int | None = None,
+    ) -> None:
+        """``first_rotation``: where the turns of equal engines begin; random if not given, so that
+        gateways that see the same tie don't all take the same engine.
+        """
         self.index = PrefixIndex(prefix_index_max_bytes)
         self._policy = policy
         self._members: dict[str, Member] = {}
-        self._rotation = itertools.count()
+        if first_rotation is None:
+            first_rotation = random.getrandbits(32)
+        self._rotation = itertools.count(first_rotation)
         self._remainder = StrideRemainder(KEY_STRIDE)
 
     def __len__(self) -> int:

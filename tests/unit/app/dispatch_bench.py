@@ -94,7 +94,7 @@ def answer_of(job: Job) -> Recorder:
 async def dispatch_bench() -> AsyncIterator[Bench]:
     config = GatewayConfig(max_queue_len=4, max_queue_wait_s=10)
     bench = Bench(dispatcher=None)  # type: ignore[arg-type]
-    bench.dispatcher = Dispatcher("m", config, clock=lambda: bench.now_s)
+    bench.dispatcher = Dispatcher("m", config, clock=lambda: bench.now_s, first_rotation=0)
     yield bench
     await bench.dispatcher.close()
 

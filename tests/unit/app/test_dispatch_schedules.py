@@ -78,7 +78,7 @@ class Schedule:
     def __init__(self) -> None:
         self.now_s = 0.0
         config = GatewayConfig(max_queue_len=5, max_queue_wait_s=10)
-        self.dispatcher = Dispatcher("m", config, clock=lambda: self.now_s)
+        self.dispatcher = Dispatcher("m", config, clock=lambda: self.now_s, first_rotation=0)
         self.engines: list[FakeEngine] = []
         self.answers: list[Answer] = []
         self.cancelled: set[Answer] = set()

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from app.config import GatewayConfig
+from app.dispatch import Dispatcher
 from app.fleet import DOUBT_PERIOD_S, SNAPSHOT_TIMEOUT_S
 from app.queue import Job
 from engine.messages import CacheEvents, CacheSnapshot, LoadView, TokenDelta, Usage
@@ -93,3 +95,16 @@ async def test_the_last_words_of_a_connection_before_are_not_heard(bench: Bench)
     bench.dispatcher.on_closed(old, "again")
     assert len(index) == 0
     assert [member.client for member in bench.dispatcher.fleet] == [new]
+
+
+async def test_gateways_begin_their_turns_at_different_engines() -> None:
+    engines = [FakeEngine(f"e{number}") for number in range(8)]
+    chosen = set()
+    for _ in range(20):
+        bench = Bench(Dispatcher("m", GatewayConfig()))
+        bench.add(*engines)
+        chosen.add(bench.send().engine_id)
+        await bench.dispatcher.close()
+        for engine in engines:
+            engine.is_accepting = True
+    assert len(chosen) > 1

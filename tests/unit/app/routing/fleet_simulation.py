@@ -92,7 +92,7 @@ class FleetSimulation:
         """One that has just started."""
         config = GatewayConfig(max_queue_len=10_000, max_queue_wait_s=600)
         clock = asyncio.get_running_loop().time
-        gateway = Dispatcher("m", config, clock=clock, policy=policy)
+        gateway = Dispatcher("m", config, clock=clock, policy=policy, first_rotation=0)
         for engine in self.engines:
             client = engine.connect(gateway)
             gateway.add_engine(client)
