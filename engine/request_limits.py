@@ -49,6 +49,8 @@ class RequestLimits:
         _check_resumption(request)
         if not 0 <= request.age_s < math.inf:
             raise RequestError("age_s must be a number of at least 0.")
+        if math.isnan(request.timeout_s):  # it would never be over
+            raise RequestError("timeout_s must be a number.")
         if not 1 <= request.num_samples <= MAX_NUM_SAMPLES:
             raise RequestError(f"The number of samples must lie between 1 and {MAX_NUM_SAMPLES}.")
         sampling = request.sampling

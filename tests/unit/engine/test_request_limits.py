@@ -104,3 +104,10 @@ def test_sampling_that_no_runner_can_carry_out_is_named(field: str, value: float
     sampling = msgspec.structs.replace(request.sampling, **{field: value})
     with pytest.raises(RequestError, match=field):
         LIMITS.check(msgspec.structs.replace(request, sampling=sampling))
+
+
+def test_a_timeout_that_would_never_be_over_is_refused() -> None:
+    request = make_request("a", [1, 2, 3])
+    with pytest.raises(RequestError, match="timeout_s"):
+        LIMITS.check(msgspec.structs.replace(request, timeout_s=math.nan))
+    LIMITS.check(msgspec.structs.replace(request, timeout_s=-1.0))  # over at once
