@@ -27,13 +27,15 @@ _ONEDNN_BYTES = 128 * MIB
 def workspace_bytes(
     config: EngineConfig, model: ModelConfig, *, max_request_tokens: int, bytes_per_element: int
 ) -> int:
-    """For a step of ``max_num_batched_tokens`` in which ``max_num_seqs`` sequences sample, one of
-    them as long as any can get.
+    """For the largest step, mostly one of ``max_num_batched_tokens``, in which ``max_num_seqs``
+    sequences sample, one of them as long as any can get.
 
     ``model`` has the sizes of one rank. The logits count whole, as rank 0 has them; while it joins
     them from all ranks they are in the weights' dtype alone, which takes less than what follows.
     """
-    num_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    # Beside decodes that use the budget up, whoever is left gets the smallest chunk.
+    num_decodes = config.max_num_seqs - 1
+    num_tokens = max(config.max_num_batched_tokens, num_decodes + config.min_prefill_chunk_tokens)
     hidden = num_tokens * model.hidden_size
     # Beside the phases: residual stream, rotations, and the indices of the attention back end.
     steady = hidden * _FLOAT + num_tokens * model.head_dim * 2 * (bytes_per_element + _FLOAT)

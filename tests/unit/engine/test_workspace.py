@@ -24,8 +24,7 @@ def load(folder: Path, model_type: str, **config: Any) -> LoadedRunner:
         weight_layout="mapped",
         kv_cache_bytes=2**22,
         max_num_seqs=NUM_SEQS,
-        max_num_batched_tokens=BUDGET_TOKENS,
-        **config,
+        **{"max_num_batched_tokens": BUDGET_TOKENS, **config},
     )
     return create_runner(EngineSpec(model="tiny", checkpoint=checkpoint, config=settings))
 
@@ -82,5 +81,18 @@ def test_a_step_takes_at_most_the_estimate_and_not_far_less(
     loaded = load(tmp_path, model_type, attention=attention)
     plan = whole_budget_plan(len(loaded.geometry.groups))
     measured = peak_bytes(loaded, plan)
+    assert loaded.memory is not None
+    assert measured <= loaded.memory.workspace_bytes <= 3 * measured
+
+
+def test_the_smallest_chunk_counts_where_decodes_use_the_budget_up(tmp_path: Path) -> None:
+    loaded = load(
+        tmp_path,
+        "llama",
+        attention="cpu",
+        max_num_batched_tokens=NUM_SEQS,
+        min_prefill_chunk_tokens=BUDGET_TOKENS - NUM_SEQS + 1,
+    )
+    measured = peak_bytes(loaded, whole_budget_plan(len(loaded.geometry.groups)))
     assert loaded.memory is not None
     assert measured <= loaded.memory.workspace_bytes <= 3 * measured
