@@ -136,7 +136,7 @@ async def _query(member: Member, kind: Literal["steps", "request"], argument: st
 
 def _decode(replies: dict[str, _Reply], unanswered: list[str]) -> Found:
     records: list[Json] = []
-    for engine_id, reply in replies.items():
+    for engine_id, reply in sorted(replies.items()):
         if isinstance(reply, bytes):
             try:
                 value = orjson.loads(reply)
