@@ -86,19 +86,20 @@ def group() -> Iterator[Group]:
         runner.close()
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("size", "config"), [(2, {"max_num_batched_tokens": 9, "max_num_seqs": 3}), (3, {})], ids=str
+)
 def test_answers_and_log_probabilities_are_those_of_one_rank(
-    checkpoint: Path, group: Group, size: int
+    checkpoint: Path, group: Group, size: int, config: dict[str, int]
 ) -> None:
     expected = group.answer(checkpoint, 1)
-    for config in ({}, {"max_num_batched_tokens": 9, "max_num_seqs": 3}):
-        answers = group.answer(checkpoint, size, **config)
-        for request_id, answer in answers.items():
-            whole = expected[request_id]
-            assert answer.error is None
-            assert answer.token_ids == whole.token_ids
-            assert_alike(answer.logprobs, whole.logprobs)
-            assert_alike(answer.prompt_logprobs, whole.prompt_logprobs)
+    answers = group.answer(checkpoint, size, **config)
+    for request_id, answer in answers.items():
+        whole = expected[request_id]
+        assert answer.error is None
+        assert answer.token_ids == whole.token_ids
+        assert_alike(answer.logprobs, whole.logprobs)
+        assert_alike(answer.prompt_logprobs, whole.prompt_logprobs)
 
 
 def assert_alike(actual: Any, expected: Any) -> None:
