@@ -173,7 +173,10 @@ class Fleet:
         num_matching = self._num_matching(job).get(member.engine_id, 0)
         candidate = _candidate(member, self._expected_cached_tokens(member, job, num_matching))
         num_tokens = len(job.prompt.token_ids)
-        job.predicted_cached_tokens = candidate.num_cached_tokens
+        # Of what was generated before, the engine does not count what it finds.
+        job.predicted_cached_tokens = min(
+            candidate.num_cached_tokens, num_tokens - job.num_generated
+        )
         job.predicted_ttft_s = ttft_s(num_tokens, candidate)
         member.unseen[job] = num_tokens - candidate.num_cached_tokens
         member.unconfirmed[job.request_id] = Send(job, num_matching)
@@ -252,9 +255,11 @@ class Fleet:
 
 
 def _num_cached_blocks(member: Member, job: Job) -> int | None:
-    """Found by the engine in its cache; None if it did not look or has not said so."""
+    """Found by the engine in its cache; None if it did not look or has not said so. Of an answer
+    that goes on it says only what it found of the prompt.
+    """
     is_known = job.num_cached_tokens is not None and job.request_id in member.running
-    if not is_known or job.sampling.num_prompt_logprobs is not None:
+    if not is_known or job.num_generated or job.sampling.num_prompt_logprobs is not None:
         return None
     assert job.num_cached_tokens is not None
     # Of a prompt that is cached whole the last token is computed, and not counted: round up.

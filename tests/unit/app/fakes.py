@@ -105,8 +105,8 @@ class FakeEngine:
         self.listener: EngineListener | None = None
         self.demands: list[int] = []
         self.num_wanted = 0
-        self.num_snapshots_asked = 0
         """As an engine counts: what was announced, less what was submitted since."""
+        self.num_snapshots_asked = 0
         self.requests: dict[str, EngineRequest] = {}
         self.sinks: dict[str, DeltaSink] = {}
         self.samples: dict[str, set[int]] = {}

@@ -10,7 +10,7 @@ from app.fleet import DOUBT_PERIOD_S, SNAPSHOT_TIMEOUT_S
 from app.queue import Job
 from engine.messages import CacheEvents, CacheSnapshot, LoadView, TokenDelta, Usage
 from tests.unit.app.dispatch_bench import Bench, dispatch_bench
-from tests.unit.app.fakes import FakeEngine
+from tests.unit.app.fakes import FakeEngine, ids_of
 
 
 @pytest.fixture
@@ -108,3 +108,18 @@ async def test_gateways_begin_their_turns_at_different_engines() -> None:
         for engine in engines:
             engine.is_accepting = True
     assert len(chosen) > 1
+
+
+async def test_an_answer_that_goes_on_is_expected_and_judged_by_its_prompt(bench: Bench) -> None:
+    lost, engine = FakeEngine("a"), FakeEngine("b")
+    bench.add(lost)
+    job = bench.send(20)
+    lost.say(job.request_id, "x" * 300)
+    bench.add(engine)
+    keys = job.prompt.extended(ids_of("x" * 300), 16).index_keys
+    engine.step(LoadView(), CacheEvents(1, keys, []))
+    lost.lose()
+    assert job.engine_id == "b"
+    assert job.predicted_cached_tokens == 20
+    begin(engine, job, cached_tokens=20)
+    assert engine.num_snapshots_asked == 0
