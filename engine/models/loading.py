@@ -34,9 +34,9 @@ def load_model(
 ) -> DecoderModel:
     """The whole model, or the part of the rank that ``collectives`` belong to.
 
-    A tensor stored as ``dtype`` and needed as it is stays mapped, others are copied. Raises
-    `CheckpointError` unless the tensors are exactly those of ``config``, and `EngineConfigError` if
-    it can't be cut in so many parts.
+    A tensor stored as ``dtype`` and needed whole and as it is stays mapped, others are copied.
+    Raises `CheckpointError` unless the tensors are exactly those of ``config``, and
+    `EngineConfigError` if it can't be cut in so many parts.
     """
     shard = shard_model(config, RankSpec() if collectives is None else collectives.rank)
     source = _TensorSource(config, shard, weights, dtype, device, layout, collectives)
