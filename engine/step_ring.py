@@ -9,20 +9,18 @@ from engine.observations import StepRecord
 
 MAX_STEPS = 4096
 
-_StepObject = msgspec.defstruct(
-    "StepObject", [(name, object) for name in StepRecord.__struct_fields__], frozen=True
-)
-"""A record with its fields by name."""
-
 
 class StepRing:
     """Owner of the last ``MAX_STEPS`` records."""
 
     def __init__(self) -> None:
         self._records: deque[StepRecord] = deque(maxlen=MAX_STEPS)
+        self._encoded: deque[bytes] = deque(maxlen=MAX_STEPS)
+        """The same in JSON: to encode all of them at once would hold the streams up."""
 
     def add(self, record: StepRecord) -> None:
         self._records.append(record)
+        self._encoded.append(msgspec.json.encode(msgspec.structs.asdict(record)))
 
     def busy_share(self, now_s: float, window_s: float = 10.0) -> float:
         """Share of the last ``window_s`` that was spent in steps, on the clock of the records."""
@@ -37,8 +35,5 @@ class StepRing:
 
     def to_json(self, count: int | None = None) -> bytes:
         """The newest ``count`` records, oldest first; all without one."""
-        num_skipped = 0 if count is None else max(0, len(self._records) - count)
-        newest = list(islice(self._records, num_skipped, None))
-        return msgspec.json.encode(
-            msgspec.convert(newest, list[_StepObject], from_attributes=True)  # type: ignore[valid-type]
-        )
+        num_skipped = 0 if count is None else max(0, len(self._encoded) - count)
+        return b"[" + b",".join(islice(self._encoded, num_skipped, None)) + b"]"
