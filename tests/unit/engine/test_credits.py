@@ -261,3 +261,92 @@ def test_no_order_of_events_overcommits_the_engine_or_loses_a_credit(
         assert credits_.num_granted == held.total()
         assert credits_.num_in_flight == in_flight.total()
         assert credits_.num_granted + credits_.num_in_flight <= max_num_places
+
+
+CLASS_OPERATIONS = st.tuples(
+    st.sampled_from(["demand", "submit", "return", "finish", "take", "close", "grant", "grant"]),
+    st.sampled_from(ServiceClass),
+    st.integers(0, 6),
+)
+
+
+class ClassGateways:
+    """One gateway per class, whose requests are all of it."""
+
+    def __init__(self, max_num_places: int) -> None:
+        self.credits = ledger(max_num_places)
+        self.held: Counter[int] = Counter()
+        self.in_flight: Counter[int] = Counter()
+        self.num_untaken = 0
+        self._generation = 0
+
+    def apply(self, name: str, service_class: ServiceClass, number: int) -> None:
+        source = self._generation * 10 + service_class
+        match name:
+            case "demand":
+                self.credits.set_demand(source, demand_of(service_class, number))
+            case "submit" if self.held[source]:
+                self.credits.submitted(source, number * 100, service_class=service_class)
+                self.held[source] -= 1
+                self.in_flight[source] += 1
+                self.num_untaken += 1
+            case "return" if self.held[source]:
+                self.credits.returned(source, 1)
+                self.held[source] -= 1
+            case "finish" if self.in_flight[source]:
+                self.credits.finished(source, 1, service_class)
+                self.in_flight[source] -= 1
+            case "take" if self.num_untaken:
+                self.credits.taken(1)
+                self.num_untaken -= 1
+            case "close" if self.held[source] or self.in_flight[source]:
+                self.pause(*ServiceClass)
+                self._generation += 1
+            case "grant":
+                self.held.update(self.credits.grants(IDLE))
+
+    def pause(self, *classes: ServiceClass) -> None:
+        """They close; what they had in flight ends."""
+        for service_class in classes:
+            source = self._generation * 10 + service_class
+            self.credits.set_demand(source, (0, 0, 0))
+            self.credits.closed(source)
+            self.held.pop(source, None)
+            if num_open := self.in_flight.pop(source, 0):
+                self.credits.finished(source, num_open, service_class)
+
+
+def demand_of(service_class: ServiceClass, number: int) -> tuple[int, int, int]:
+    interactive, standard, batch = (number if c == service_class else 0 for c in ServiceClass)
+    return interactive, standard, batch
+
+
+@given(operations=st.lists(CLASS_OPERATIONS, max_size=80), max_num_places=st.integers(1, 6))
+def test_no_order_of_events_among_classes_overcommits_or_starves_one(
+    operations: list[tuple[str, ServiceClass, int]], max_num_places: int
+) -> None:
+    gateways = ClassGateways(max_num_places)
+    credits_ = gateways.credits
+    for operation in operations:
+        gateways.apply(*operation)
+        credits_.check_integrity()
+        assert credits_.num_granted == gateways.held.total()
+        assert credits_.num_in_flight == gateways.in_flight.total()
+        assert credits_.num_granted + credits_.num_in_flight <= max_num_places * len(ServiceClass)
+    gateways.pause(*ServiceClass)
+    assert credits_.num_granted == credits_.num_in_flight == 0
+    credits_.taken(gateways.num_untaken)
+    credits_.set_demand(999, (0, 0, 1))
+    assert credits_.grants(IDLE) == {999: 1}
+
+
+@given(operations=st.lists(CLASS_OPERATIONS, max_size=80), max_num_places=st.integers(1, 6))
+def test_lower_classes_never_keep_an_interactive_request_from_a_credit(
+    operations: list[tuple[str, ServiceClass, int]], max_num_places: int
+) -> None:
+    gateways = ClassGateways(max_num_places)
+    for name, service_class, number in operations:
+        if service_class is not ServiceClass.INTERACTIVE:
+            gateways.apply(name, service_class, number)
+    gateways.credits.set_demand(999, (1, 0, 0))
+    assert gateways.credits.grants(IDLE)[999] == 1
