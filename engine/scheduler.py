@@ -116,8 +116,7 @@ class Scheduler:
             self._make_way()
         draft = PlanDraft()
         unfinished = self._plan_decodes(draft)
-        budget_tokens = max(self.limits.max_tokens - len(draft.scheduled), self._min_prefill_tokens)
-        self._plan_prompts(draft, unfinished, budget_tokens)
+        self._plan_prompts(draft, unfinished, self._prompt_budget(len(draft.scheduled)))
         assert draft.scheduled, "sequences are here, but none of them can advance"
         return self._seal(draft)
 
@@ -182,9 +181,25 @@ class Scheduler:
             assert sequence.finish_reason is None, "a finished sequence is still here"
         self._blocks.check_integrity(self._running)
 
+    def _prompt_budget(self, num_decodes: int) -> int:
+        """Tokens that a step of ``num_decodes`` has left for prompts."""
+        return max(self.limits.max_tokens - num_decodes, self._min_prefill_tokens)
+
     def _make_way(self) -> None:
-        """For the first that waits: lower classes that come after it leave, if that helps."""
+        """For the first that waits: lower classes that come after it leave, if that helps in this
+        step already.
+        """
         urgent = self._waiting.first
+        running = self._running.sequences
+        num_prompt_tokens = sum(
+            [
+                s.num_uncomputed_tokens - s.is_last_on_device
+                for s in running
+                if s.order < urgent.order
+            ]
+        )
+        if num_prompt_tokens >= self._prompt_budget(sum([s.is_last_on_device for s in running])):
+            return  # those before use the budget up
         victims = self._admission.find_victims(urgent)
         while victims and self._admission.find_start(urgent) is None:
             self._preempt(victims.pop())

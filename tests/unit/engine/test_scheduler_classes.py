@@ -116,6 +116,37 @@ def test_nobody_gives_way_where_it_would_not_help() -> None:
     assert [s.slot is not None for s in (same, batch, urgent)] == [True, True, False]
 
 
+def test_nobody_gives_way_before_the_budget_reaches_who_comes_next() -> None:
+    harness = Harness(make_config(max_num_seqs=2, max_num_batched_tokens=8))
+    [batch] = add(harness, "batch", BATCH)
+    harness.step()
+    add(harness, "long", INTERACTIVE, num_tokens=30)
+    harness.step()
+    [urgent] = add(harness, "urgent", INTERACTIVE)
+
+    started = []
+    for _ in range(5):
+        harness.step()
+        started.append((batch.slot is not None, urgent.slot is not None))
+
+    # Seven tokens a step are left beside the decode of the lower class.
+    assert started == [(True, False)] * 3 + [(False, True)] * 2
+
+
+def test_somebody_gives_way_also_where_decodes_use_the_budget_up() -> None:
+    harness = Harness(make_config(max_num_seqs=3, max_num_batched_tokens=2))
+    add(harness, "a", INTERACTIVE)
+    add(harness, "b", INTERACTIVE)
+    [batch] = add(harness, "batch", BATCH)
+    while harness.scheduler.num_running_prefill_tokens or harness.scheduler.num_waiting:
+        harness.step()
+    [urgent] = add(harness, "urgent", INTERACTIVE)
+
+    harness.step()
+
+    assert (batch.slot, urgent.slot is not None) == (None, True)
+
+
 def test_nobody_gives_way_for_an_older_one_of_the_same_class() -> None:
     harness = Harness(make_config(max_num_seqs=1))
     [running] = add(harness, "standard", STANDARD)
