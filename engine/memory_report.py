@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The three parts of the memory of rank 0; the other ranks take no more."""
+    """The three parts of the memory of rank 0; another rank takes at most a row more of embedding
+    and head, where the vocabulary can't be cut evenly.
+    """
 
     weight_bytes: int
     private_weight_bytes: int

@@ -1,8 +1,8 @@
 """Holds what the configuration asks for against the model: context, KV blocks, memory. Imports no
 torch, and loads nothing.
 
-With several tensor-parallel ranks all have as many blocks, each with its own KV heads in them; what
-is told here of one rank is rank 0's, which holds the most.
+With several tensor-parallel ranks all have as many blocks, each with the KV of its heads in them;
+heads that ranks share are there for each. What is told here of one rank is rank 0's.
 """
 
 from typing import NamedTuple
