@@ -225,7 +225,9 @@ async def test_metrics_count_requests_tokens_and_queues(make_edge: MakeEdge) -> 
 
 
 async def test_tokens_of_a_request_that_no_engine_took_are_not_counted(make_edge: MakeEdge) -> None:
-    edge = await make_edge(FakeEngine(num_credits=0), max_queue_wait_s=0.01)
+    edge = await make_edge(
+        FakeEngine(num_credits=0), max_queue_wait_s=0.01, default_class="interactive"
+    )
     assert (await edge.chat()).status_code == 504
     text = (await edge.http.get("/metrics")).text
     assert (
