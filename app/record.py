@@ -42,6 +42,7 @@ class RequestRecord:
     model: str | None = None
     is_stream: bool = False
     service_class: ServiceClass | None = None
+    """None for requests that no engine is for."""
     service_tier: str | None = None
     """As the answer names it, if the client asked for one."""
     tokenizing_s: float | None = None

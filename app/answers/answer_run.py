@@ -28,7 +28,7 @@ from app.queue import Job
 from app.record import RequestRecord
 from app.requests.answer_options import AnswerOptions
 from app.text.tokenization import Prompt
-from engine.messages import SamplingParams, ServiceClass, TimelineEvent, Usage
+from engine.messages import SamplingParams, TimelineEvent, Usage
 
 _TIMEOUT_GRACE_S = 2.0
 """The engine ends a request that runs out of time; the gateway does if the engine does not."""
@@ -87,6 +87,8 @@ class AnswerRun:
             deadline_s=deadline_s + _TIMEOUT_GRACE_S,
         )
         self._times = WriteTimes(len(self._answer.generations), gaps) if options.is_stream else None
+        service_class = record.service_class
+        assert service_class is not None, "the route sets it"
         self._jobs = [
             Job(
                 request_id=run.asked.request_id,
@@ -96,7 +98,7 @@ class AnswerRun:
                 arrived_s=record.started_s,
                 deadline_s=deadline_s,
                 num_samples=options.num_samples,
-                service_class=record.service_class or ServiceClass.STANDARD,
+                service_class=service_class,
                 timeline=_beginning(record, len(run.prompt.token_ids)),
             )
             for run, prompt_answer in zip(prompts, self._answer.prompts, strict=True)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from app.config import GatewayConfig, ModelRoute
 from app.middleware import RequestMiddleware, request_logger
 from app.server import create_asgi_app
+from engine.messages import ServiceClass
 from tests.unit.app.conftest import MakeEdge
 from tests.unit.app.fakes import FakeEngine, until
 
@@ -235,3 +236,47 @@ async def test_tokens_of_a_request_that_no_engine_took_are_not_counted(make_edge
         'status="504"} 1.0' in text
     )
     assert "headwater:tokens_total{" not in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "expected", "tier"),
+    [
+        ({"service_tier": "priority"}, {}, ServiceClass.INTERACTIVE, "priority"),
+        ({"service_tier": "flex"}, {}, ServiceClass.BATCH, "flex"),
+        ({"service_tier": "auto"}, {}, ServiceClass.STANDARD, "default"),
+        ({}, {"x-headwater-class": "interactive"}, ServiceClass.INTERACTIVE, None),
+        ({}, {}, ServiceClass.STANDARD, None),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_the_class_reaches_the_engine_and_the_tier_the_client(
+    make_edge: MakeEdge,
+    path: str,
+    fields: dict[str, str],
+    headers: dict[str, str],
+    expected: ServiceClass,
+    tier: str | None,
+) -> None:
+    engine = FakeEngine(reply="hi")
+    edge = await make_edge(engine)
+    asked: dict[str, object] = {"prompt": "Hi"}
+    if path == "/v1/chat/completions":
+        asked = {"messages": [{"role": "user", "content": "Hi"}]}
+    answer = await edge.http.post(path, json={"model": "m"} | asked | fields, headers=headers)
+    assert answer.status_code == 200
+    (request,) = engine.requests.values()
+    assert request.service_class is expected
+    assert answer.json().get("service_tier") == tier
+
+
+async def test_an_unknown_class_is_a_400_that_names_the_choices(make_edge: MakeEdge) -> None:
+    edge = await make_edge(FakeEngine(reply="hi"))
+    cases: list[tuple[dict[str, object], dict[str, str], str]] = [
+        ({"service_tier": "urgent"}, {}, "priority"),
+        ({}, {"x-headwater-class": "urgent"}, "interactive"),
+    ]
+    for fields, headers, choice in cases:
+        body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | fields
+        answer = await edge.http.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 400
+        assert choice in answer.json()["error"]["message"]

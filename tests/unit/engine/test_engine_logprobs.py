@@ -1,6 +1,6 @@
 """Log probabilities: one per token, in order, whole prompts, nothing lost or repeated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -146,6 +146,9 @@ def test_a_runner_that_answers_other_log_probabilities_fails_the_step(
         def execute(self, plan: StepPlan) -> StepResult:
             return spoil(self.inner.execute(plan))
 
+        def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+            self.inner.take_sampled(sampled)
+
         def close(self) -> None:
             self.inner.close()
 
@@ -159,6 +162,9 @@ def test_log_probabilities_that_nobody_asked_for_fail_the_step() -> None:
     class Talkative:
         def execute(self, plan: StepPlan) -> StepResult:
             return with_sampled(TOP_2)(StepResult(plan.step_id, (SampledToken(0, 1),)))
+
+        def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
+            pass
 
         def close(self) -> None:
             pass
