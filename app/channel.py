@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from app.client import DeltaSink, EngineListener
+from app.client import AskedTooOftenError, DeltaSink, EngineListener
 from app.membership import ConnectError, EngineAddress, PrepareCard
 from app.stack_traces import stack_of
 from engine.messages import (
@@ -222,7 +222,10 @@ class ChannelClient:
             case Reply():
                 reply = self._queries.get(message.query_id)
                 if reply is not None and not reply.done():
-                    reply.set_result(message.payload)
+                    if message.is_throttled:
+                        reply.set_exception(AskedTooOftenError())
+                    else:
+                        reply.set_result(message.payload)
             case Draining():
                 self._is_accepting = False
                 self._num_credits = 0

@@ -23,6 +23,10 @@ not raise.
 """
 
 
+class AskedTooOftenError(Exception):
+    """The engine answers more queries in a moment."""
+
+
 class EngineListener(Protocol):
     """Told by a client what changed; the fleet implements it."""
 
@@ -98,7 +102,8 @@ class EngineClient(Protocol):
     async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
         """The engine's records as JSON (``engine.messages.Query``); None: unknown there.
 
-        Raises ``ConnectionClosed``, and ``TimeoutError`` after a few seconds.
+        Raises ``AskedTooOftenError``, ``ConnectionClosed``, and ``TimeoutError`` after a few
+        seconds.
         """
         ...
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import orjson
 
-from app.errors import InvalidRequestError, NotFoundError
+from app.client import AskedTooOftenError
+from app.errors import InvalidRequestError, NotFoundError, OverloadedError
 from app.fleet import Member
 from app.gateway import Gateway
 from app.queue import Job
@@ -69,7 +70,7 @@ class FleetRecords:
     async def request(self, request_id: str) -> Json:
         """Its course, on every engine that had it and, while it is open, in this gateway.
 
-        Raises ``NotFoundError``.
+        Raises ``NotFoundError``, or ``OverloadedError`` if it can't be told now.
         """
         if len(request_id) > MAX_REQUEST_ID_CHARS:
             raise InvalidRequestError(
@@ -81,6 +82,8 @@ class FleetRecords:
         # Now, not before: it may have been submitted in between.
         job = self._open_job(request_id)
         if job is None and not found.records:
+            if any(isinstance(reply, AskedTooOftenError) for reply in replies.values()):
+                raise OverloadedError("The engines were asked too often. Try again in a moment.")
             raise NotFoundError(_unknown(request_id, found.unanswered))
         return {
             "request_id": request_id,

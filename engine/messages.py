@@ -351,9 +351,9 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 
     query_id: int
     payload: bytes | None
-    """JSON: a list of ``StepRecord`` objects, or a request's timeline; None: unknown
-    here, or asked too often.
-    """
+    """JSON: a list of ``StepRecord`` objects, or a request's timeline; None: unknown here."""
+    is_throttled: bool = False
+    """There were too many queries to look; a moment later it may be known."""
 
 
 GatewayMessage = Demand | ReturnCredits | Submit | Abort | GetSnapshot | Query

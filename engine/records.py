@@ -37,7 +37,9 @@ class Records:
 
     def answer(self, query: Query, *, is_allowed: bool) -> Reply:
         """Without a payload if it is not allowed now, or nothing is known."""
-        return Reply(query.query_id, self._find(query) if is_allowed else None)
+        if not is_allowed:
+            return Reply(query.query_id, None, is_throttled=True)
+        return Reply(query.query_id, self._find(query))
 
     def _find(self, query: Query) -> bytes | None:
         if query.kind == "request":

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from app import fleet_records
+from app.client import AskedTooOftenError
 from tests.unit.app.conftest import Edge, MakeEdge
 from tests.unit.app.fakes import FakeEngine, until
 from wire.errors import ConnectionClosed
@@ -30,9 +31,11 @@ class RecordingEngine(FakeEngine):
             await asyncio.sleep(60)
         if self.is_lost:
             raise ConnectionClosed("lost")
+        if self.is_refusing:
+            raise AskedTooOftenError
         if kind == "steps":
             steps = self.steps[-int(argument) :]
-            return None if self.is_refusing else json.dumps(steps).encode()
+            return json.dumps(steps).encode()
         course = self.courses.get(argument)
         return None if course is None else json.dumps(course).encode()
 
@@ -129,6 +132,17 @@ async def test_too_many_steps_together_are_refused(
 async def test_unknown_models_and_engines_are_not_found(make_edge: MakeEdge, query: str) -> None:
     edge = await make_edge(RecordingEngine("e0"))
     assert (await edge.http.get(f"/debug/steps?{query}")).status_code == 404
+
+
+async def test_a_request_is_not_unknown_because_engines_were_asked_too_often(
+    make_edge: MakeEdge,
+) -> None:
+    busy = RecordingEngine("e1")
+    busy.is_refusing = True
+    edge = await make_edge(RecordingEngine("e0"), busy)
+    answer = await edge.http.get("/debug/requests/r")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
 
 
 async def test_a_request_is_shown_by_each_engine_that_had_it(make_edge: MakeEdge) -> None:

@@ -1,0 +1,160 @@
+"""The engine's page: valid, and with the values of what was reported."""
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.config import EngineConfig, EngineSpec
+from engine.engine_metrics import EngineMetrics
+from engine.messages import EngineRequest, LoadView, SamplingParams, TimelineEvent
+from engine.observations import EngineStats, MemoryBytes, StepRecord
+from engine.rank_group import RankGroup
+from engine.rank_messages import Ready, StepReport
+from engine.step_ring import StepRing
+from engine.timelines import Timeline, begin_timeline
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+LOAD = LoadView(
+    num_running=3,
+    num_waiting=2,
+    num_free_blocks=60,
+    num_blocks=100,
+    num_preemptions=4,
+    num_cached_prompt_tokens=700,
+    num_prompt_tokens=1000,
+    num_generated_tokens=90,
+)
+STATS = EngineStats(
+    num_steps=7,
+    busy_time_s=0.5,
+    num_failed_steps=1,
+    num_out_of_memory_steps=2,
+    num_leaked_blocks=3,
+    num_computed_prompt_tokens=300,
+    num_kv_tokens=500,
+)
+RECORD = StepRecord(
+    step_id=7,
+    started_s=1.0,
+    step_time_s=0.012,
+    num_prefill_tokens=30,
+    num_decodes=3,
+    num_running=3,
+    num_waiting=2,
+    num_admitted=1,
+    num_preempted=0,
+    num_finished=1,
+    num_used_blocks=40,
+    max_tokens=256,
+    max_seqs=32,
+)
+MEMORY = MemoryBytes(weights=1000, workspace=200, kv_pool=6400, kv_block=64, kv_token=4)
+
+
+@dataclass
+class FakeRanks:
+    is_running: bool = True
+    silence_s: float = 0.25
+    pids: list[int] = field(default_factory=lambda: [os.getpid()])
+
+
+def finished() -> Timeline:
+    timeline = begin_timeline(
+        EngineRequest("r", [1] * 10, b"", [], SamplingParams(max_tokens=5), timeout_s=1)
+    )
+    for event in (
+        TimelineEvent("taken", 0.1),
+        TimelineEvent("admitted", 0.2, 4),
+        TimelineEvent("chunk", 0.3, 6),
+        TimelineEvent("first_token", 0.5),
+        TimelineEvent("last_token", 2.5, 5),
+    ):
+        timeline.add(event)
+    return timeline
+
+
+def page(*, num_ranks: int = 1) -> Samples:
+    spec = EngineSpec(
+        model="m", checkpoint=Path("m"), config=EngineConfig(tensor_parallel_size=num_ranks)
+    )
+    ready = Ready(100, 2048, 2048, 500, "rev", LoadView(), 1.0, 1.0, MEMORY)
+    metrics = EngineMetrics(
+        spec, ready, engine_id="m/1", steps=StepRing(), ranks=cast("RankGroup", FakeRanks())
+    )
+    report = StepReport([], LOAD, None, 0, STATS, RECORD)
+    metrics.record(report, deque([finished()]))
+    families = list(text_string_to_metric_families(metrics.render().decode()))
+    assert len({family.name for family in families}) == len(families)
+    assert all(family.name.startswith("headwater:") for family in families)
+    return {
+        (sample.name.removeprefix("headwater:"), frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    labels = {"model_name": "m", "engine": "m/1"} | labels
+    return samples[name, frozenset(labels.items())]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("num_requests_running", 3),
+        ("num_requests_waiting", 2),
+        ("kv_cache_usage_perc", 0.4),
+        ("prefix_cache_queries_total", 1000),
+        ("prefix_cache_hits_total", 700),
+        ("num_preemptions_total", 4),
+        ("prompt_tokens_total", 300),
+        ("generation_tokens_total", 90),
+        ("steps_total", 7),
+        ("step_busy_seconds_total", 0.5),
+        ("failed_steps_total", 1),
+        ("out_of_memory_steps_total", 2),
+        ("kv_blocks_leaked_total", 3),
+        ("step_token_budget", 256),
+        ("max_running_sequences", 32),
+        ("rank_heartbeat_age_seconds", 0.25),
+        ("kv_actual_bytes", 40 * 64),
+        ("kv_theoretical_bytes", 500 * 4),
+        ("step_time_seconds_count", 1),
+        ("iteration_tokens_total_sum", 33),
+        ("request_prompt_tokens_sum", 10),
+        ("request_generation_tokens_sum", 5),
+        ("request_params_max_tokens_sum", 5),
+        ("request_params_n_sum", 1),
+    ],
+)
+def test_what_was_reported_is_shown(name: str, expected: float) -> None:
+    assert value(page(), name) == pytest.approx(expected)
+
+
+def test_times_of_a_request_are_those_between_its_notes() -> None:
+    samples = page()
+    for name, expected_s in (("queue", 0.1), ("prefill", 0.3), ("decode", 2.0), ("inference", 2.3)):
+        assert value(samples, f"request_{name}_time_seconds_sum") == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_memory_is_of_all_ranks_by_kind(num_ranks: int) -> None:
+    samples = page(num_ranks=num_ranks)
+    by_kind = {
+        kind: value(samples, "memory_bytes", kind=kind)
+        for kind in ("weights", "workspace", "kv_pool", "kv_used", "other")
+    }
+    other = by_kind.pop("other")
+    assert by_kind == {
+        "weights": 1000 * num_ranks,
+        "workspace": 200 * num_ranks,
+        "kv_pool": 6400 * num_ranks,
+        "kv_used": 40 * 64 * num_ranks,
+    }
+    assert other > 1e6  # this very process, in place of the ranks
