@@ -294,7 +294,7 @@ async def test_equal_prefixes_find_the_engine_that_holds_them(checkpoint: Path) 
     assert min(num_prompts) > 0, "one engine got everything"
 
 
-async def test_an_engine_that_is_killed_fails_its_streams_and_the_next_is_used(
+async def test_an_engine_that_is_killed_fails_streams_of_several_samples_and_the_next_is_used(
     checkpoint: Path,
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
@@ -305,6 +305,7 @@ async def test_an_engine_that_is_killed_fails_its_streams_and_the_next_is_used(
             model=MODEL,
             messages=CAPITAL,
             max_tokens=1500,
+            n=2,
             stream=True,
             extra_body={"ignore_eos": True},
         )
