@@ -1,8 +1,8 @@
 """Brings each request of one model to an engine, and what the engine says to its answer.
 
 A request whose engine is lost goes on where it was, on another one; one of several samples starts
-over, if nothing of it was shown. Owns every open job; those
-that wait stand in ``app.waiting``. One event loop. Must not know HTTP or text.
+over, if nothing of it was shown. Owns every open job; those that wait stand in ``app.waiting``. One
+event loop. Must not know HTTP or text.
 """
 
 import asyncio
