@@ -2,9 +2,9 @@
 names."""
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MIB = 1024 * 1024
 
@@ -64,6 +64,11 @@ class EngineConfig(BaseModel):
     """Prefill gets at least this many tokens a step when any waits, so that it always advances."""
     prefix_caching: bool = True
     """Keep the KV of finished requests for prompts that begin alike."""
+    kv_admission: Literal["predicted", "worst_case", "optimistic"] = "predicted"
+    """When a sequence may start beside others: ``predicted``: when the KV that all are expected to
+    grow to fits the pool, from the lengths of earlier answers; ``worst_case``: when they fit with
+    all the tokens they may generate, so that nobody is ever preempted for a block; ``optimistic``:
+    when its prompt fits."""
     ttft_budget_s: float = Field(default=2.0, gt=0)
     """The engine's own queue holds only what it can start within this time; the rest waits in
     gateways."""
@@ -73,6 +78,16 @@ class EngineConfig(BaseModel):
     """Longest wait for the step loop's process to load the model and warm up."""
     paced: PacedConfig = PacedConfig()
     """Step times of the ``paced`` runner."""
+
+    @model_validator(mode="after")
+    def _check_token_budget(self) -> Self:
+        if self.min_prefill_chunk_tokens > self.max_num_batched_tokens:
+            raise ValueError(
+                f"min_prefill_chunk_tokens is {self.min_prefill_chunk_tokens}, more than "
+                f"max_num_batched_tokens, {self.max_num_batched_tokens}: no step could hold such a "
+                "chunk; lower the one or raise the other"
+            )
+        return self
 
 
 class RankSpec(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -103,13 +104,16 @@ def make_config(
     max_num_batched_tokens: int = 64,
     min_prefill_chunk_tokens: int = 4,
     prefix_caching: bool = True,
+    kv_admission: Literal["predicted", "worst_case", "optimistic"] = "optimistic",
 ) -> EngineConfig:
+    """Optimistic: tests of what happens without a free block must get there."""
     return EngineConfig(
         block_size_tokens=BLOCK_SIZE,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        min_prefill_chunk_tokens=min_prefill_chunk_tokens,
+        min_prefill_chunk_tokens=min(min_prefill_chunk_tokens, max_num_batched_tokens),
         prefix_caching=prefix_caching,
+        kv_admission=kv_admission,
     )
 
 

@@ -90,7 +90,7 @@ def test_the_smallest_chunk_counts_where_decodes_use_the_budget_up(tmp_path: Pat
         tmp_path,
         "llama",
         attention="cpu",
-        max_num_batched_tokens=NUM_SEQS,
+        max_num_batched_tokens=BUDGET_TOKENS - NUM_SEQS + 1,
         min_prefill_chunk_tokens=BUDGET_TOKENS - NUM_SEQS + 1,
     )
     measured = peak_bytes(loaded, whole_budget_plan(len(loaded.geometry.groups)))
