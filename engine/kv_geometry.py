@@ -38,6 +38,14 @@ class KvGeometry:
         return sum(len(group.layers) for group in self.groups)
 
     @property
+    def group_of_layer(self) -> tuple[int, ...]:
+        """Index of each layer's group."""
+        group_of = {
+            layer: index for index, group in enumerate(self.groups) for layer in group.layers
+        }
+        return tuple(group_of[layer] for layer in range(self.num_layers))
+
+    @property
     def layers_per_block(self) -> int:
         return max(len(group.layers) for group in self.groups)
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from engine.attention.base import IntArray
 from engine.messages import TokenLogprobs
-from engine.models.decoder import DecoderModel
+from engine.models.output_head import OutputHead
 from engine.sampling.logprobs import token_logprobs
 
 _MAX_ROWS = 64
@@ -12,7 +12,7 @@ _MAX_ROWS = 64
 
 
 def score_tokens(
-    model: DecoderModel, hidden: Tensor, token_ids: IntArray, num_top: int
+    head: OutputHead, hidden: Tensor, token_ids: IntArray, num_top: int
 ) -> tuple[TokenLogprobs, ...]:
     """How likely each token was after the position whose last hidden state is its row of
     ``hidden`` [num_tokens, hidden_size]."""
@@ -21,16 +21,16 @@ def score_tokens(
         rows = hidden[begin : begin + _MAX_ROWS]
 
         def rescore(ids: Tensor, rows: Tensor = rows) -> Tensor:
-            return model.exact_logits(rows, ids)
+            return head.exact_logits(rows, ids)
 
         scores += token_logprobs(
-            model.logits(rows), token_ids[begin : begin + _MAX_ROWS], num_top, rescore
+            head.logits(rows), token_ids[begin : begin + _MAX_ROWS], num_top, rescore
         )
-        model.finish_rows()
+        head.finish_rows()
     return tuple(scores)
 
 
-def follow_scoring(model: DecoderModel, hidden: Tensor) -> None:
+def follow_scoring(head: OutputHead, hidden: Tensor) -> None:
     """What ranks other than 0 do while rank 0 scores the same rows."""
     for rows in hidden.split(_MAX_ROWS) if len(hidden) else ():
-        model.follow_rows(rows)
+        head.follow_rows(rows)

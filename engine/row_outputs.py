@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import IntArray, RaggedBatch
-from engine.models.decoder import DecoderModel
+from engine.models.output_head import OutputHead
 from engine.prompt_logprobs import follow_scoring, score_tokens
 from engine.sampling.sampler import Sampler
 from engine.step import Admission, PromptLogprobs, SampledToken, ScheduledSequence
@@ -43,9 +43,9 @@ class RowOutputs(Protocol):
 class SampledOutputs:
     """On rank 0."""
 
-    def __init__(self, model: DecoderModel, max_num_seqs: int, device: torch.device) -> None:
-        self._model = model
-        self._sampler = Sampler(max_num_seqs, model.config.vocab_size, device)
+    def __init__(self, head: OutputHead, max_num_seqs: int, device: torch.device) -> None:
+        self._head = head
+        self._sampler = Sampler(max_num_seqs, head.config.vocab_size, device)
         self._prompts = _ScoredPrompts(max_num_seqs)
 
     def admit(self, admission: Admission) -> None:
@@ -64,13 +64,13 @@ class SampledOutputs:
             return ()
         num_samples = np.array([len(sequence.sampling_slots) for sequence in scheduled])
         sampled = self._sampler.sample(
-            self._model.logits(rows),
+            self._head.logits(rows),
             rows=np.repeat(np.arange(len(rows)), num_samples[num_samples > 0]),
             slots=np.array([slot for sequence in scheduled for slot in sequence.sampling_slots]),
             positions=np.repeat(batch.context_lens, num_samples),
-            rescore=lambda token_ids: self._model.exact_logits(rows, token_ids),
+            rescore=lambda token_ids: self._head.exact_logits(rows, token_ids),
         )
-        self._model.finish_rows()
+        self._head.finish_rows()
         return tuple(sampled)
 
     def score_prompts(
@@ -78,7 +78,7 @@ class SampledOutputs:
     ) -> tuple[PromptLogprobs, ...]:
         return tuple(
             PromptLogprobs(
-                chunk.slot, score_tokens(self._model, chunk.rows, chunk.targets, chunk.num_top)
+                chunk.slot, score_tokens(self._head, chunk.rows, chunk.targets, chunk.num_top)
             )
             for chunk in self._prompts.chunks(scheduled, batch, hidden)
         )
@@ -87,8 +87,8 @@ class SampledOutputs:
 class FollowedOutputs:
     """On the other ranks, whose results are empty."""
 
-    def __init__(self, model: DecoderModel, max_num_seqs: int) -> None:
-        self._model = model
+    def __init__(self, head: OutputHead, max_num_seqs: int) -> None:
+        self._head = head
         self._prompts = _ScoredPrompts(max_num_seqs)
 
     def admit(self, admission: Admission) -> None:
@@ -102,14 +102,14 @@ class FollowedOutputs:
     ) -> tuple[SampledToken, ...]:
         rows = _sampling_rows(scheduled, batch, hidden)
         if rows is not None:
-            self._model.follow_rows(rows)
+            self._head.follow_rows(rows)
         return ()
 
     def score_prompts(
         self, scheduled: Sequence[ScheduledSequence], batch: RaggedBatch, hidden: Tensor
     ) -> tuple[PromptLogprobs, ...]:
         for chunk in self._prompts.chunks(scheduled, batch, hidden):
-            follow_scoring(self._model, chunk.rows)
+            follow_scoring(self._head, chunk.rows)
         return ()
 
 

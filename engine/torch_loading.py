@@ -18,6 +18,7 @@ from engine.models.loading import load_model
 from engine.models.model_config import ModelConfig
 from engine.models.shard import shard_model
 from engine.row_outputs import FollowedOutputs, RowOutputs, SampledOutputs
+from engine.step_model import TorchStepModel
 from engine.torch_runner import TorchRunner
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -64,16 +65,14 @@ def load_torch_runner(
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
         outputs: RowOutputs
         if rank.rank == 0:
-            outputs = SampledOutputs(model, config.max_num_seqs, device)
+            outputs = SampledOutputs(model.head, config.max_num_seqs, device)
         else:
-            outputs = FollowedOutputs(model, config.max_num_seqs)
+            outputs = FollowedOutputs(model.head, config.max_num_seqs)
         return TorchRunner(
-            model=model,
+            model=TorchStepModel(model, attention, geometry, kv_pool.layers, device),
             geometry=geometry,
             kv_pool=kv_pool,
-            attention=attention,
             outputs=outputs,
-            device=device,
             max_num_seqs=config.max_num_seqs,
             max_request_tokens=max_request_tokens,
             is_poisoning=config.debug_poison_freed_blocks,

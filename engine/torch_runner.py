@@ -8,17 +8,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from engine.attention.base import AttentionBackend, IntArray, RaggedBatch
+from engine.attention.base import IntArray, RaggedBatch
 from engine.errors import StepOutOfMemory
 from engine.kv_geometry import KvGeometry
 from engine.kv_pool import KvPool
 from engine.memory_errors import is_out_of_memory
-from engine.models.decoder import DecoderModel
 from engine.row_outputs import RowOutputs
 from engine.slot_tables import SlotTables
 from engine.step import SampledToken, ScheduledSequence, StepPlan, StepResult
+from engine.step_model import StepModel
 
 
 class TorchRunner:
@@ -27,26 +26,18 @@ class TorchRunner:
     def __init__(
         self,
         *,
-        model: DecoderModel,
+        model: StepModel,
         geometry: KvGeometry,
         kv_pool: KvPool,
-        attention: AttentionBackend,
         outputs: RowOutputs,
-        device: torch.device,
         max_num_seqs: int,
         max_request_tokens: int,
         is_poisoning: bool,
     ) -> None:
         self._model = model
         self._kv_pool = kv_pool
-        self._attention = attention
         self._outputs = outputs
-        self._device = device
         self._is_poisoning = is_poisoning
-        group_of = {
-            layer: index for index, group in enumerate(geometry.groups) for layer in group.layers
-        }
-        self._group_of_layer = [group_of[layer] for layer in range(geometry.num_layers)]
         self._tables = SlotTables(geometry, num_slots=max_num_seqs, max_len=max_request_tokens)
         self._last_sampled: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         if is_poisoning:
@@ -77,7 +68,7 @@ class TorchRunner:
         if not plan.scheduled:
             return StepResult(plan.step_id, ())
         batches = self._create_batches(plan.scheduled)
-        hidden = self._forward(plan.scheduled, batches)
+        hidden = self._model.forward(self._input_tokens(plan.scheduled), batches)
         sampled = self._outputs.sample(plan.scheduled, batches[0], hidden)
         self.take_sampled(sampled)
         prompt_logprobs = self._outputs.score_prompts(plan.scheduled, batches[0], hidden)
@@ -105,18 +96,6 @@ class TorchRunner:
             np.array([sequence.num_tokens for sequence in scheduled], dtype=np.int64),
         )
 
-    def _forward(
-        self, scheduled: Sequence[ScheduledSequence], batches: Sequence[RaggedBatch]
-    ) -> Tensor:
-        """Last hidden states of all new tokens."""
-        steps = [self._attention.prepare(batch) for batch in batches]
-        return self._model.forward(
-            self._to_device(self._input_tokens(scheduled)),
-            self._to_device(batches[0].positions()),
-            self._kv_pool.layers,
-            [steps[group] for group in self._group_of_layer],
-        )
-
     def _input_tokens(self, scheduled: Sequence[ScheduledSequence]) -> IntArray:
         token_ids: list[int] = []
         for sequence in scheduled:
@@ -124,6 +103,3 @@ class TorchRunner:
             if sequence.is_last_pending:
                 token_ids.append(int(self._last_sampled[sequence.slot]))
         return np.array(token_ids, dtype=np.int64)
-
-    def _to_device(self, values: IntArray) -> Tensor:
-        return torch.from_numpy(values).to(self._device)

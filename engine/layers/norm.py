@@ -15,6 +15,11 @@ class RmsNorm:
         self._eps = eps
         self._dtype = dtype
 
+    @property
+    def weight(self) -> Tensor:
+        """In float32, with the offset."""
+        return self._weight
+
     def __call__(self, x: Tensor) -> Tensor:
         """Float32 to the dtype of the weights."""
         return F.rms_norm(x, self._shape, self._weight, self._eps).to(self._dtype)

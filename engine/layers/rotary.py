@@ -44,17 +44,27 @@ class RotaryEmbedding:
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines, each [num_tokens, 1, head_dim]."""
-        steps = positions[:, None].float()
-        frequencies = self._frequencies if self._dynamic is None else self._stretched(steps)
-        angles = steps * frequencies  # [num_tokens, head_dim / 2]
-        cos, sin = angles.cos(), angles.sin()
-        if self._magnitude != 1.0:
-            cos, sin = cos * self._magnitude, sin * self._magnitude
+        shape = (len(positions), self._exponents.shape[0])
+        cos, sin = (
+            torch.empty(shape, dtype=torch.float32, device=positions.device) for _ in range(2)
+        )
+        self.fill(positions, cos, sin)
         # The sign of rotate_half is folded into the sines: rotated = x * cos + roll(x) * sin.
         return (
             torch.cat((cos, cos), dim=-1).unsqueeze(1).to(self._dtype),
             torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(self._dtype),
         )
+
+    def fill(self, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Write cosines and sines, each [num_tokens, head_dim / 2] in float32."""
+        steps = positions[:, None].float()
+        frequencies = self._frequencies if self._dynamic is None else self._stretched(steps)
+        angles = steps * frequencies
+        torch.cos(angles, out=cos)
+        torch.sin(angles, out=sin)
+        if self._magnitude != 1.0:
+            cos *= self._magnitude
+            sin *= self._magnitude
 
     def _stretched(self, steps: Tensor) -> Tensor:
         """[num_tokens, head_dim / 2] Frequencies of sequences that end at each position."""

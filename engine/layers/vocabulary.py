@@ -26,12 +26,13 @@ class Vocabulary(Protocol):
         """Of the weights."""
         ...
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """[num_tokens, hidden_size] in float32, not scaled; all ranks get all of it."""
+    def embed_into(self, token_ids: Tensor, hidden: Tensor) -> None:
+        """Write to ``hidden`` [num_tokens, hidden_size] in float32, not scaled; all ranks get all
+        of it."""
         ...
 
     def logits(self, normed: Tensor) -> Tensor:
-        """On rank 0: [num_rows, vocab_size] in the weights' dtype."""
+        """On rank 0: [num_rows, vocab_size] in the weights' dtype or in float32."""
         ...
 
     def exact_logits(self, normed: Tensor, token_ids: Tensor) -> Tensor:
@@ -61,8 +62,8 @@ class WholeVocabulary:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, self._embedding).float()
+    def embed_into(self, token_ids: Tensor, hidden: Tensor) -> None:
+        hidden.copy_(F.embedding(token_ids, self._embedding))
 
     def logits(self, normed: Tensor) -> Tensor:
         return self._lm_head(normed)
@@ -103,12 +104,12 @@ class PartialVocabulary:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
-    def embed(self, token_ids: Tensor) -> Tensor:
+    def embed_into(self, token_ids: Tensor, hidden: Tensor) -> None:
         places, is_own = self._places(token_ids)
         vectors = summable(F.embedding(places, self._embedding))
         vectors.masked_fill_(~is_own.unsqueeze(-1), 0.0)
         self._collectives.all_reduce_(vectors)  # exact: all but one are zeros
-        return vectors.float()
+        hidden.copy_(vectors)
 
     def logits(self, normed: Tensor) -> Tensor:
         logits = self._collectives.gather(self._lm_head(normed), self._widths)

@@ -1,4 +1,4 @@
-"""The decoder of all families: token ids to logits.
+"""The decoder of all families: token ids to last hidden states.
 
 Tokens of all sequences lie in one flat dimension, without padding; only attention knows where a
 sequence begins, and it comes as an argument. What differs between families is in `ModelConfig`;
@@ -8,6 +8,7 @@ that shows nowhere but in the numbers of heads.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
@@ -19,6 +20,9 @@ from engine.layers.norm import RmsNorm
 from engine.layers.rotary import RotaryEmbedding, rotate_
 from engine.layers.vocabulary import Vocabulary
 from engine.models.model_config import ModelConfig
+from engine.models.output_head import OutputHead
+
+L = TypeVar("L")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +34,19 @@ class QueryKeyNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """Weights of one layer."""
+class DecoderLayer(Generic[L]):
+    """Weights of one layer, with linear layers in the form that computes with them."""
 
     rotary: int
     """Which of the model's rotary embeddings turns the heads."""
     input_norm: RmsNorm
-    qkv: Linear
+    qkv: L
     qk_norms: QueryKeyNorms | None
-    attention_output: Linear
+    attention_output: L
     attention_output_norm: RmsNorm | None
     mlp_norm: RmsNorm
-    gate_up: Linear
-    down: Linear
+    gate_up: L
+    down: L
     mlp_output_norm: RmsNorm | None
 
 
@@ -55,14 +59,14 @@ class DecoderModel:
         *,
         vocabulary: Vocabulary,
         rotaries: Sequence[RotaryEmbedding],
-        layers: Sequence[DecoderLayer],
-        final_norm: RmsNorm,
+        layers: Sequence[DecoderLayer[Linear]],
+        head: OutputHead,
     ) -> None:
         self.config = config
+        self.head = head
         self._vocabulary = vocabulary
         self._rotaries = tuple(rotaries)
         self._layers = tuple(layers)
-        self._final_norm = final_norm
         # Gemma was trained with the scale rounded to the weights' dtype.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=vocabulary.dtype).item()
 
@@ -81,7 +85,9 @@ class DecoderModel:
         bfloat16 the sum of each layer would round away what the next ones need.
         """
         rotations = [rotary.at(positions) for rotary in self._rotaries]
-        x = self._vocabulary.embed(token_ids)  # [num_tokens, hidden_size]
+        shape = (len(token_ids), self.config.hidden_size)
+        x = torch.empty(shape, dtype=torch.float32, device=token_ids.device)
+        self._vocabulary.embed_into(token_ids, x)
         if self._embedding_scale != 1.0:
             x *= self._embedding_scale
         for layer, kv, attend in zip(self._layers, kv_layers, attention, strict=True):
@@ -92,32 +98,9 @@ class DecoderModel:
             x += _normed(layer.down(self._activate(gate).mul_(up)), layer.mlp_output_norm)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[num_rows, vocab_size] for the rows of last hidden states given, in the weights' dtype.
-
-        bfloat16 has a step of 1/8 at a logit of 25: the likeliest tokens often tie.
-        """
-        return self._cap(self._vocabulary.logits(self._final_norm(hidden)))
-
-    def exact_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Logits in float32 of a few tokens per row: ``token_ids`` is [num_rows, num_tokens].
-
-        After ``logits`` of the same rows, as often as needed.
-        """
-        normed = self._final_norm.exact(hidden)
-        return self._cap(self._vocabulary.exact_logits(normed, token_ids))
-
-    def finish_rows(self) -> None:
-        """No call of ``exact_logits`` follows for the rows of the last ``logits``."""
-        self._vocabulary.finish_rows()
-
-    def follow_rows(self, hidden: Tensor) -> None:
-        """What ranks other than 0 do while rank 0 goes from ``logits`` to ``finish_rows``."""
-        self._vocabulary.follow_rows(self._final_norm(hidden), self._final_norm.exact(hidden))
-
     def _attend(
         self,
-        layer: DecoderLayer,
+        layer: DecoderLayer[Linear],
         normed: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -141,10 +124,6 @@ class DecoderModel:
         if self.config.activation == "silu":
             return F.silu(gate)
         return F.gelu(gate, approximate="tanh")
-
-    def _cap(self, logits: Tensor) -> Tensor:
-        cap = self.config.final_logit_softcap
-        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
 
 def _normed(output: Tensor, norm: RmsNorm | None) -> Tensor:

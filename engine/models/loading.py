@@ -1,8 +1,9 @@
 """Makes a decoder, or a tensor-parallel rank's part of it, from its configuration and a
 checkpoint."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +18,54 @@ from engine.layers.vocabulary import PartialVocabulary, Vocabulary, WholeVocabul
 from engine.loader import Weights
 from engine.models.decoder import DecoderLayer, DecoderModel, QueryKeyNorms
 from engine.models.model_config import ModelConfig, Shape
-from engine.models.shard import ModelShard, TensorPart, shard_model
+from engine.models.output_head import OutputHead
+from engine.models.shard import shard_model
+from engine.models.tensor_source import HeldTensor, TensorSource
+
+LinearKind = Literal["qkv", "output", "gate_up", "down"]
+LAYER_LINEARS: Mapping[LinearKind, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The modules of a layer that share their input, and so are one linear layer here."""
+_SUMMED: tuple[LinearKind, ...] = ("output", "down")
+"""Of these each rank has a part of every output."""
 
 _REDUNDANT_TENSORS = ("rotary_emb.inv_freq", "lm_head.weight")
 """Some exporters write what can be computed, or the head although it is tied."""
+
+L = TypeVar("L")
+L_co = TypeVar("L_co", covariant=True)
+
+
+class LinearMaker(Protocol[L_co]):
+    """Takes the weights of linear layers."""
+
+    def layer(self, prefix: str, shapes: Mapping[str, Shape], kind: LinearKind) -> L_co:
+        """This rank's part of one linear layer of the layer whose tensors begin with ``prefix``."""
+        ...
+
+    def head(self, tensor: HeldTensor, table: Tensor) -> Linear:
+        """The layer that gives logits; ``table`` are its weights as they lie in the checkpoint."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts(Generic[L]):
+    """All weights of one model, or of a rank's part of it."""
+
+    config: ModelConfig
+    """With the part's sizes."""
+    vocabulary: Vocabulary
+    rotaries: Sequence[RotaryEmbedding]
+    layers: Sequence[DecoderLayer[L]]
+    final_norm: RmsNorm
+
+    @property
+    def output_head(self) -> OutputHead:
+        return OutputHead(self.config, vocabulary=self.vocabulary, final_norm=self.final_norm)
 
 
 def load_model(
@@ -38,166 +83,135 @@ def load_model(
     Raises `CheckpointError` unless the tensors are exactly those of ``config``, and
     `EngineConfigError` if it can't be cut in so many parts.
     """
+    source = open_source(config, weights, dtype=dtype, device=device, collectives=collectives)
+    parts = load_parts(source, _TorchLinears(source, layout, collectives), collectives)
+    return DecoderModel(
+        parts.config,
+        vocabulary=parts.vocabulary,
+        rotaries=parts.rotaries,
+        layers=parts.layers,
+        head=parts.output_head,
+    )
+
+
+def open_source(
+    config: ModelConfig,
+    weights: Weights,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    collectives: Collectives | None,
+) -> TensorSource:
+    """The tensors of the rank that ``collectives`` belong to."""
     shard = shard_model(config, RankSpec() if collectives is None else collectives.rank)
-    source = _TensorSource(config, shard, weights, dtype, device, layout, collectives)
+    return TensorSource(config, shard, weights, dtype, device)
+
+
+def load_parts(
+    source: TensorSource, make: LinearMaker[L], collectives: Collectives | None
+) -> ModelParts[L]:
+    """Take all tensors of ``source``, and raise `CheckpointError` if any is left over."""
+    config = source.config
     prefix = source.find_prefix()
-    vocabulary = source.vocabulary(prefix)
+    vocabulary = _load_vocabulary(source, prefix, make, collectives)
     ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
     shapes = config.layer_shapes()
     layers = [
-        source.layer(f"{prefix}layers.{index}.", shapes, rotary=ropes.index(layer.rope))
+        _load_layer(source, make, f"{prefix}layers.{index}.", shapes, ropes.index(layer.rope))
         for index, layer in enumerate(config.layers)
     ]
     final_norm = source.norm(f"{prefix}norm.weight", (config.hidden_size,))
-    weights.check_all_taken(
+    source.weights.check_all_taken(
         ignored_suffixes=_REDUNDANT_TENSORS, ignored_prefixes=config.ignored_prefixes
     )
-    return DecoderModel(
-        shard.local_config(config),
-        vocabulary=vocabulary,
-        rotaries=[
-            RotaryEmbedding(rope, head_dim=config.head_dim, dtype=dtype, device=device)
-            for rope in ropes
-        ],
-        layers=layers,
-        final_norm=final_norm,
+    rotaries = [
+        RotaryEmbedding(rope, head_dim=config.head_dim, dtype=source.dtype, device=source.device)
+        for rope in ropes
+    ]
+    return ModelParts(source.shard.local_config(config), vocabulary, rotaries, layers, final_norm)
+
+
+def _load_vocabulary(
+    source: TensorSource, prefix: str, make: LinearMaker[L], collectives: Collectives | None
+) -> Vocabulary:
+    tensors = source.vocabulary_tensors(prefix)
+    embedding = head = source.take(tensors[0], is_kept=True)
+    if tensors[1] != tensors[0]:
+        head = source.take(tensors[1], is_kept=True)
+    lm_head = make.head(tensors[1], head)
+    if collectives is None:
+        return WholeVocabulary(embedding=embedding, head=head, lm_head=lm_head)
+    size = source.shard.rank.size
+    shards = [shard_model(source.config, RankSpec(rank, size)) for rank in range(size)]
+    return PartialVocabulary(
+        embedding=embedding,
+        head=head,
+        lm_head=lm_head,
+        part=source.shard.vocab,
+        widths=[len(shard.vocab) for shard in shards],
+        collectives=collectives,
+    )
+
+
+def _load_layer(
+    source: TensorSource,
+    make: LinearMaker[L],
+    prefix: str,
+    shapes: Mapping[str, Shape],
+    rotary: int,
+) -> DecoderLayer[L]:
+    def norm(name: str) -> RmsNorm:
+        return source.norm(f"{prefix}{name}.weight", shapes[f"{name}.weight"])
+
+    # Gemma calls the norm behind attention what others call the one before the MLP.
+    has_output_norms = source.config.has_output_norms
+    mlp_norm = "pre_feedforward_layernorm" if has_output_norms else "post_attention_layernorm"
+    qk_norms = None
+    if source.config.has_qk_norm:
+        qk_norms = QueryKeyNorms(norm("self_attn.q_norm"), norm("self_attn.k_norm"))
+    return DecoderLayer(
+        rotary=rotary,
+        input_norm=norm("input_layernorm"),
+        qkv=make.layer(prefix, shapes, "qkv"),
+        qk_norms=qk_norms,
+        attention_output=make.layer(prefix, shapes, "output"),
+        attention_output_norm=norm("post_attention_layernorm") if has_output_norms else None,
+        mlp_norm=norm(mlp_norm),
+        gate_up=make.layer(prefix, shapes, "gate_up"),
+        down=make.layer(prefix, shapes, "down"),
+        mlp_output_norm=norm("post_feedforward_layernorm") if has_output_norms else None,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _TensorSource:
-    config: ModelConfig
-    """Of the whole model."""
-    shard: ModelShard
-    weights: Weights
-    dtype: torch.dtype
-    device: torch.device
+class _TorchLinears:
+    """Layers that torch computes."""
+
+    source: TensorSource
     layout: WeightLayout
     collectives: Collectives | None
 
-    def find_prefix(self) -> str:
-        """The spelling that this checkpoint uses; the canonical one if it uses none."""
-        prefixes = self.config.name_prefixes
-        known = (prefix for prefix in prefixes if f"{prefix}embed_tokens.weight" in self.weights)
-        return next(known, prefixes[0])
+    def layer(self, prefix: str, shapes: Mapping[str, Shape], kind: LinearKind) -> Linear:
+        weights, biases = (
+            self._take(list(self.source.held(prefix, shapes, [f"{name}.{what}" for name in names])))
+            for names in [LAYER_LINEARS[kind]]
+            for what in ("weight", "bias")
+        )
+        linear = create_linear(weights, biases or None, layout=self.layout)
+        if kind in _SUMMED and self.collectives is not None:
+            return RowParallelLinear(linear, self.collectives)
+        return linear
 
-    def vocabulary(self, prefix: str) -> Vocabulary:
-        names = [f"{prefix}embed_tokens.weight", "lm_head.weight"]
-        if self.config.has_tied_embeddings:
-            del names[1]
-        shape, part = self.config.embedding_shape, self._part(self.shard.vocab_part)
-        tables = [self.take(name, shape, part, is_kept=True) for name in names]
-        embedding, head = tables[0], tables[-1]
+    def head(self, tensor: HeldTensor, table: Tensor) -> Linear:
         # Single tokens' rows are read from the tables, so a packed head is a second copy, and
         # packing one from its mapped pages would add these.
-        is_as_it_is = self.layout == "mapped" or not self.shard.is_whole
-        to_pack = head if is_as_it_is else self.take(names[-1], shape, part)
-        lm_head = create_linear([to_pack], layout=self.layout)
-        if self.collectives is None:
-            return WholeVocabulary(embedding=embedding, head=head, lm_head=lm_head)
-        size = self.shard.rank.size
-        shards = [shard_model(self.config, RankSpec(rank, size)) for rank in range(size)]
-        return PartialVocabulary(
-            embedding=embedding,
-            head=head,
-            lm_head=lm_head,
-            part=self.shard.vocab,
-            widths=[len(shard.vocab) for shard in shards],
-            collectives=self.collectives,
+        is_as_it_is = self.layout == "mapped" or not self.source.shard.is_whole
+        return create_linear(
+            [table if is_as_it_is else self.source.take(tensor)], layout=self.layout
         )
 
-    def take(
-        self, name: str, shape: Shape, part: TensorPart | None = None, *, is_kept: bool = False
-    ) -> Tensor:
-        """In the model's dtype on its device; ``is_kept`` as it is, it may stay mapped."""
-        # Parts never do: a process is charged for whole pages, and for more that the kernel may map
-        # around them.
-        may_map = is_kept and self.shard.is_whole and self.device.type == "cpu"
-        mapped_as = self.dtype if may_map else None
-        tensor = self.weights.take(name, shape, part, mapped_as=mapped_as)
-        return tensor.to(device=self.device, dtype=self.dtype)
-
-    def norm(self, name: str, shape: Shape) -> RmsNorm:
-        return RmsNorm(
-            self.take(name, shape),
-            eps=self.config.rms_norm_eps,
-            offset=self.config.norm_offset,
-            dtype=self.dtype,
-        )
-
-    def layer(self, prefix: str, shapes: Mapping[str, Shape], *, rotary: int) -> DecoderLayer:
-        def norm(name: str) -> RmsNorm:
-            return self.norm(f"{prefix}{name}.weight", shapes[f"{name}.weight"])
-
-        def fused(*names: str) -> Linear:
-            return self._fused(prefix, shapes, names)
-
-        def summed(name: str) -> Linear:
-            linear = self._fused(prefix, shapes, [name])
-            return (
-                linear if self.collectives is None else RowParallelLinear(linear, self.collectives)
-            )
-
-        # Gemma calls the norm behind attention what others call the one before the MLP.
-        has_output_norms = self.config.has_output_norms
-        mlp_norm = "pre_feedforward_layernorm" if has_output_norms else "post_attention_layernorm"
-        qk_norms = None
-        if self.config.has_qk_norm:
-            qk_norms = QueryKeyNorms(norm("self_attn.q_norm"), norm("self_attn.k_norm"))
-        return DecoderLayer(
-            rotary=rotary,
-            input_norm=norm("input_layernorm"),
-            qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            qk_norms=qk_norms,
-            attention_output=summed("self_attn.o_proj"),
-            attention_output_norm=norm("post_attention_layernorm") if has_output_norms else None,
-            mlp_norm=norm(mlp_norm),
-            gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
-            down=summed("mlp.down_proj"),
-            mlp_output_norm=norm("post_feedforward_layernorm") if has_output_norms else None,
-        )
-
-    def _fused(self, prefix: str, shapes: Mapping[str, Shape], names: Sequence[str]) -> Linear:
-        """One layer of several tensors with the same input, this rank's part of each."""
-        weights, biases = (
-            self._parts(prefix, shapes, [f"{module}.{kind}" for module in names])
-            for kind in ("weight", "bias")
-        )
-        return create_linear(weights, biases or None, layout=self.layout)
-
-    def _parts(
-        self, prefix: str, shapes: Mapping[str, Shape], names: Sequence[str]
-    ) -> Sequence[Tensor]:
-        """What this rank holds of those among the tensors of a layer that the model has; one below
-        the other in one, if they are to be packed."""
-        parts: dict[str, TensorPart | None] = {}
-        for name in names:
-            if name not in shapes:
-                continue
-            if self.shard.holds(name):
-                parts[name] = self._part(self.shard.layer_part(name, self.config.head_dim))
-            else:
-                self.weights.skip(f"{prefix}{name}")
-        is_kept = self.layout == "mapped"
-        held = (
-            self.take(f"{prefix}{name}", shapes[name], part, is_kept=is_kept)
-            for name, part in parts.items()
-        )
-        if self.layout == "mapped" or len(parts) < 2:
-            return list(held)
-        part_shapes = [
-            shapes[name] if part is None else part.shape_of(shapes[name])
-            for name, part in parts.items()
-        ]
-        return [self._join(held, part_shapes)]
-
-    def _join(self, parts: Iterable[Tensor], shapes: Sequence[Shape]) -> Tensor:
-        """The parts, of these shapes, below each other. One at a time: they may be large."""
-        num_rows = [shape[0] for shape in shapes]
-        joined = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self.dtype, device=self.device)
-        for place, part in zip(joined.split(num_rows), parts, strict=True):
-            place.copy_(part)
-        return joined
-
-    def _part(self, part: TensorPart | None) -> TensorPart | None:
-        return None if self.shard.is_whole else part
+    def _take(self, tensors: Sequence[HeldTensor]) -> Sequence[Tensor]:
+        """One below the other in one, if they are to be packed."""
+        if self.layout == "mapped" or len(tensors) < 2:
+            return [self.source.take(tensor, is_kept=self.layout == "mapped") for tensor in tensors]
+        return [self.source.join(tensors)]

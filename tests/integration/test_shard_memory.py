@@ -77,8 +77,8 @@ def use(model):
     num_layers = model.config.num_layers
     for ids in torch.arange(0, model.config.vocab_size, 4).split(50):  # of every page
         hidden = model.forward(ids, ids, [torch.empty(0)] * num_layers, [attend] * num_layers)
-        model.logits(hidden[:1])
-        model.exact_logits(hidden[:1], ids.unsqueeze(0))
+        model.head.logits(hidden[:1])
+        model.head.exact_logits(hidden[:1], ids.unsqueeze(0))
 
 def status_mb(key):
     lines = Path("/proc/self/status").read_text().splitlines()

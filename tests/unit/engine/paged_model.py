@@ -97,7 +97,7 @@ class PagedModel:
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk]) -> list[Tensor]:
         """Logits of every chunk."""
-        logits = self.model.logits(self.forward(chunks))
+        logits = self.model.head.logits(self.forward(chunks))
         return list(logits.split([count for _, _, count in chunks]))
 
     @torch.inference_mode()

@@ -15,6 +15,7 @@ from engine.memory_errors import is_out_of_memory
 from engine.messages import SamplingParams
 from engine.row_outputs import SampledOutputs
 from engine.step import Admission, ScheduledSequence, StepPlan
+from engine.step_model import TorchStepModel
 from engine.torch_runner import TorchRunner
 from tests.unit.engine.paged_model import CPU, load_tiny
 from tests.unit.engine.tiny_models import make_tiny_model
@@ -75,13 +76,12 @@ def attention_and_runner(tmp_path: Path) -> tuple[FailingAttention, TorchRunner]
     attention = FailingAttention(
         create_attention("cpu", CPU, geometry, scale=model.config.attention_scale)
     )
+    kv_pool = KvPool(geometry, 8, dtype=torch.float32, device=CPU)
     runner = TorchRunner(
-        model=model,
+        model=TorchStepModel(model, attention, geometry, kv_pool.layers, CPU),
         geometry=geometry,
-        kv_pool=KvPool(geometry, 8, dtype=torch.float32, device=CPU),
-        attention=attention,
-        outputs=SampledOutputs(model, 2, CPU),
-        device=CPU,
+        kv_pool=kv_pool,
+        outputs=SampledOutputs(model.head, 2, CPU),
         max_num_seqs=2,
         max_request_tokens=32,
         is_poisoning=False,

@@ -109,6 +109,6 @@ def test_exact_logits_are_those_of_the_whole_vocabulary(tmp_path: Path) -> None:
     hidden = torch.randn(3, 48)
     token_ids = torch.tensor([[5, 9], [0, 96], [7, 7]])
     with torch.inference_mode():
-        expected = model.logits(hidden).gather(-1, token_ids)
-        actual = model.exact_logits(hidden, token_ids)
+        expected = model.head.logits(hidden).gather(-1, token_ids)
+        actual = model.head.exact_logits(hidden, token_ids)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)

@@ -67,7 +67,7 @@ def test_a_model_of_any_size_is_built_and_run_without_memory(config: dict[str, A
         hidden = model.forward(
             token_ids, token_ids, [torch.empty(0)] * num_layers, [attend] * num_layers
         )
-        assert model.logits(hidden).shape == (3, sizes.vocab_size)
+        assert model.head.logits(hidden).shape == (3, sizes.vocab_size)
 
 
 def test_the_largest_model_in_view_has_the_published_number_of_parameters() -> None:

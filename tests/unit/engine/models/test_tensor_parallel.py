@@ -72,14 +72,14 @@ def run_chunks(
         for chunks in CHUNKS:
             hidden = paged.forward(chunks)
             if collectives is not None and collectives.rank.rank > 0:
-                model.follow_rows(hidden)
+                model.head.follow_rows(hidden)
                 continue
-            logits.append(model.logits(hidden))
+            logits.append(model.head.logits(hidden))
             if dtype is not torch.float32:
                 for first, count in ((0, 5), (90, 3)):
                     ids = torch.arange(first, first + count).repeat(len(hidden), 1)
-                    exact.append(model.exact_logits(hidden, ids))
-            model.finish_rows()
+                    exact.append(model.head.exact_logits(hidden, ids))
+            model.head.finish_rows()
     return logits, exact
 
 
@@ -211,7 +211,7 @@ def test_a_shard_of_any_size_is_built_and_run_without_memory(
         kv_layers = [torch.empty(0)] * num_layers
         hidden = model.forward(token_ids, token_ids, kv_layers, [attend] * num_layers)
         assert hidden.shape == (3, 8192)
-        assert model.logits(hidden).shape == (3, config["vocab_size"])
+        assert model.head.logits(hidden).shape == (3, config["vocab_size"])
 
 
 def test_eight_shards_of_a_70b_model_are_little_more_than_the_model() -> None:
