@@ -1,0 +1,95 @@
+"""One loaded model that several engines use in turn, and the requests they are asked.
+
+Every configuration that is compared gets an engine of its own, but the weights are loaded once and
+all share the pool: a figure differs by the configuration alone. Must not know policies or clocks.
+"""
+
+import random
+from pathlib import Path
+
+from cache_tiers.keys import KeySalt, block_keys, root_key
+from engine.config import EngineConfig, EngineSpec
+from engine.engine import Engine, StepOutput
+from engine.heap import keep_freed_memory
+from engine.messages import EngineRequest, SamplingParams
+from engine.runner import create_runner
+from engine.warm_up import warm_up
+
+_REQUEST_TIMEOUT_S = 3600.0
+_WARM_UP_LIMIT_S = 2.0
+
+
+class EngineFailure(Exception):
+    """The engine failed on a request of the benchmark."""
+
+
+class SharedRunner:
+    """Owner of the loaded model. Only one of its engines may hold requests at a time."""
+
+    def __init__(self, checkpoint: Path, config: EngineConfig, *, seed: int) -> None:
+        """``config`` has the largest steps and the most sequences that any engine will ask for."""
+        keep_freed_memory()  # as the engine's process does
+        self._loaded = create_runner(
+            EngineSpec(model="benchmark", checkpoint=checkpoint, config=config)
+        )
+        self._block_size_tokens = config.block_size_tokens
+        self._root = root_key(KeySalt("benchmark", config.dtype, config.block_size_tokens, ""))
+        self._random = random.Random(seed)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._loaded.num_blocks
+
+    def num_blocks_of(self, num_tokens: int) -> int:
+        """Blocks that a sequence of ``num_tokens`` fills."""
+        return self._loaded.geometry.num_blocks_of(num_tokens)
+
+    def make_engine(self, config: EngineConfig, *, num_blocks: int | None = None) -> Engine:
+        """A warm engine that works with the first ``num_blocks`` of the pool, or with all."""
+        loaded = self._loaded
+        engine = Engine(
+            config,
+            geometry=loaded.geometry,
+            num_blocks=num_blocks or loaded.num_blocks,
+            max_model_len=loaded.max_model_len,
+            vocab_size=loaded.vocab_size,
+            runner=loaded.runner,
+        )
+        warm_up(
+            engine,
+            config,
+            max_len=engine.max_request_tokens,
+            vocab_size=loaded.vocab_size,
+            limit_s=_WARM_UP_LIMIT_S,
+        )
+        return engine
+
+    def draw_prompt(self, num_tokens: int) -> list[int]:
+        """Random tokens, which no earlier prompt began with."""
+        return self._random.choices(range(self._loaded.vocab_size), k=num_tokens)
+
+    def make_request(
+        self, request_id: str, token_ids: list[int], *, max_tokens: int
+    ) -> EngineRequest:
+        """Greedy, and with exactly ``max_tokens`` tokens as the answer: nothing ends it before."""
+        keys: list[bytes] = list(block_keys(self._root, token_ids, self._block_size_tokens))
+        sampling = SamplingParams(max_tokens, temperature=0.0)
+        return EngineRequest(request_id, token_ids, self._root, keys, sampling, _REQUEST_TIMEOUT_S)
+
+
+def step(engine: Engine) -> StepOutput:
+    """One step; raises `EngineFailure` if a request failed in it."""
+    output = engine.step()
+    for delta in output.deltas:
+        if delta.error is not None:
+            raise EngineFailure(f"request {delta.request_id}: {delta.error}")
+    return output
+
+
+def drain(engine: Engine) -> None:
+    """Deliver what is left after the aborts, and forget all prefixes: another engine writes over
+    the KV of this one.
+    """
+    while engine.has_work:
+        step(engine)
+    engine.forget()
