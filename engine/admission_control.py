@@ -1,6 +1,13 @@
-"""Who may start now, and who may be sent away for it. Decides; changes nothing."""
+"""Who may start now, and who may be sent away for it. Decides; changes nothing.
+
+A sequence must find room for all its tokens now, and one more block for everybody that runs; how
+far all of them will grow is another's to say.
+"""
+
+from collections.abc import Sequence as OrderedSequences
 
 from engine.block_manager import BlockManager, PrefixHit
+from engine.kv_demand import KvDemand
 from engine.running_set import RunningSet
 from engine.sequence import Sequence
 from engine.step_limits import StepLimits
@@ -9,19 +16,17 @@ from engine.step_limits import StepLimits
 class AdmissionControl:
     """Looks at what runs, at the free blocks and at the limits in force."""
 
-    def __init__(self, blocks: BlockManager, running: RunningSet, limits: StepLimits) -> None:
+    def __init__(
+        self, blocks: BlockManager, running: RunningSet, limits: StepLimits, demand: KvDemand
+    ) -> None:
         self._blocks = blocks
         self._running = running
         self._limits = limits
+        self._demand = demand
 
     @property
     def num_free_places(self) -> int:
         return self._limits.max_seqs - len(self._running)
-
-    @property
-    def num_reserved_blocks(self) -> int:
-        """What stays free beside whoever is admitted."""
-        return self._reserved_beside(len(self._running))
 
     def find_start(self, sequence: Sequence) -> PrefixHit | None:
         """What ``sequence`` starts with, or ``None`` if it does not fit now."""
@@ -30,9 +35,17 @@ class AdmissionControl:
         hit = self._blocks.find_prefix(sequence)
         if not self._running:
             # It fits by itself, if need be in small chunks and computed from the start.
-            fits = self._blocks.can_admit(sequence, hit, chunk_tokens=1, num_reserved_blocks=0)
+            num_new_blocks = self._blocks.num_admission_blocks(sequence, hit, chunk_tokens=1)
+            fits = num_new_blocks <= self._blocks.num_free_blocks
             return hit if fits else self._blocks.no_hit
-        return hit if self._fits(sequence, hit, self.num_reserved_blocks) else None
+        return hit if self._fits(sequence, hit, leaving=()) else None
+
+    def can_fork(self, sequence: Sequence) -> bool:
+        """Whether ``sequence``, a sample that waits, may go on from a prompt just computed."""
+        num_groups = self._blocks.num_groups
+        if self._blocks.num_free_blocks < self._reserved_beside(len(self._running)):
+            return False
+        return self._demand.fits(self._running.sequences, sequence, num_new_blocks=num_groups)
 
     def find_victims(self, urgent: Sequence) -> list[Sequence]:
         """Those of a lower class that come after ``urgent``, whom it may take places and blocks
@@ -46,22 +59,23 @@ class AdmissionControl:
             for sequence in self._running
             if sequence.order > urgent.order and sequence.request.service_class > service_class
         ]
-        num_stay = len(self._running) - len(victims)
-        if victims and num_stay > 0:
-            # At best: some of their blocks may be shared with those that stay.
-            num_freed = sum(sequence.num_held_blocks for sequence in victims)
+        if 0 < len(victims) < len(self._running):
             hit = self._blocks.find_prefix(urgent)
-            if not self._fits(urgent, hit, self._reserved_beside(num_stay) - num_freed):
+            if not self._fits(urgent, hit, leaving=victims):
                 return []
         return sorted(victims, key=lambda victim: (victim.request.service_class, victim.order))
 
-    def _fits(self, sequence: Sequence, hit: PrefixHit, num_reserved_blocks: int) -> bool:
-        return self._blocks.can_admit(
-            sequence,
-            hit,
-            chunk_tokens=self._limits.max_tokens,
-            num_reserved_blocks=num_reserved_blocks,
+    def _fits(
+        self, sequence: Sequence, hit: PrefixHit, *, leaving: OrderedSequences[Sequence]
+    ) -> bool:
+        """Beside all that run but those who leave for it."""
+        num_new_blocks = self._blocks.num_admission_blocks(
+            sequence, hit, chunk_tokens=self._limits.max_tokens
         )
+        num_wanted = num_new_blocks + self._reserved_beside(len(self._running) - len(leaving))
+        if num_wanted > self._blocks.num_free_blocks + self._blocks.num_freed_by(leaving):
+            return False
+        return self._demand.fits(self._running.sequences, sequence, num_new_blocks)
 
     def _reserved_beside(self, num_running: int) -> int:
         # One per group for all that run and one more sequence, so that nobody is preempted within

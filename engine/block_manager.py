@@ -34,6 +34,7 @@ class BlockManager:
     """Owner of the pool and the prefix cache of one engine."""
 
     def __init__(self, num_blocks: int, geometry: KvGeometry, *, prefix_caching: bool) -> None:
+        self.geometry = geometry
         self._block_size = geometry.block_size_tokens
         self._windows = [group.window for group in geometry.groups]
         self._sliding = [
@@ -50,6 +51,11 @@ class BlockManager:
     @property
     def block_size(self) -> int:
         return self._block_size
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Per KV group."""
+        return self._windows
 
     @property
     def num_groups(self) -> int:
@@ -92,17 +98,14 @@ class BlockManager:
         num_hit = min(len(tables[0]) * self._block_size, num_tokens - 1)
         return PrefixHit(tuple(tables), num_hit)
 
-    def can_admit(
-        self, sequence: Sequence, hit: PrefixHit, *, chunk_tokens: int, num_reserved_blocks: int
-    ) -> bool:
-        """Whether all tokens of ``sequence`` fit and ``num_reserved_blocks`` stay free beside; a
-        negative number are yet to be freed.
+    def num_admission_blocks(self, sequence: Sequence, hit: PrefixHit, *, chunk_tokens: int) -> int:
+        """Free blocks that ``sequence`` takes until all its tokens are computed.
 
         Behind a sliding window that is what it holds at most while it is computed in chunks of up
         to ``chunk_tokens``.
         """
         num_blocks = self._num_blocks(sequence.num_tokens)
-        num_taken = num_reserved_blocks
+        num_taken = 0
         if hit.num_tokens % self._block_size:
             num_taken += len(self._windows)  # a copy in each group
         for table, window in zip(hit.block_tables, self._windows, strict=True):
@@ -114,11 +117,20 @@ class BlockManager:
             held = table[num_passed:]
             num_taken += max(0, most - len(held))
             num_taken += sum([self._pool.num_references(block_id) == 0 for block_id in held])
-        return num_taken <= self._pool.num_free
+        return num_taken
+
+    def num_freed_by(self, sequences: Iterable[Sequence]) -> int:
+        """Blocks that become free when all of ``sequences`` leave; between steps."""
+        num_holds = Counter(
+            [block_id for s in sequences for table in s.block_tables for block_id in table]
+        )
+        del num_holds[NO_BLOCK]
+        references = self._pool.num_references
+        return sum([references(block_id) == num for block_id, num in num_holds.items()])
 
     def admit(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Take the cached prefix, and with full attention blocks for all tokens known: nobody who
-        grows can then take them away. The caller has asked ``can_admit``.
+        grows can then take them away. The caller has asked for ``num_admission_blocks``.
         """
         request_id = sequence.request.request_id
         for table in hit.block_tables:

@@ -156,7 +156,7 @@ class Engine:
             deltas,
             self._blocks.take_events(),
             self._load_view(),
-            self._recorder.stats(self._scheduler.num_kv_tokens),
+            self._recorder.stats(self._scheduler),
             record,
             self._notes.take(),
         )

@@ -144,6 +144,8 @@ class _Now(Collector):
         yield counter("num_preemptions", "Sequences that gave way.", load.num_preemptions)
         prefilled = stats.num_computed_prompt_tokens
         yield counter("prompt_tokens", "Tokens prefilled.", prefilled)
+        recomputed = stats.num_recomputed_tokens
+        yield counter("prompt_tokens_recomputed", "Prefilled again.", recomputed)
         yield counter("prompt_tokens_cached", "Prompt tokens not computed.", hits)
         yield counter("generation_tokens", "Tokens generated.", load.num_generated_tokens)
         yield counter("steps", "Steps carried out.", stats.num_steps)

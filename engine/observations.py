@@ -56,6 +56,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Found with references that no sequence has, and repaired."""
     num_computed_prompt_tokens: int = 0
     """Tokens prefilled, those computed again after a preemption included."""
+    num_recomputed_tokens: int = 0
+    """Of them, those computed again after a preemption."""
     num_kv_tokens: int = 0
     """Now: tokens that running sequences have KV of, shared ones counted for each."""
 

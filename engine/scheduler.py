@@ -3,10 +3,10 @@
 Everybody has a fixed place in one order: arrival, put off by class. The running and the waiting
 each stand in it; a waiting one may come before running ones when it came late with an early place
 or found no room. A sequence is admitted, always the first that waits, once its whole uncached
-prompt fits the KV pool; the budget for prompts goes to running and waiting ones in order, so that a
-long prompt pauses for a more urgent one. The samples of one request stand one after the other; when
-the first has computed the prompt, the others are forked from it: they share its blocks and draw
-their first token from the same row.
+prompt fits the KV pool and the answers of all are expected to; the budget for prompts goes to
+running and waiting ones in order, so that a long prompt pauses for a more urgent one. The samples
+of one request stand one after the other; when the first has computed the prompt, the others are
+forked from it: they share its blocks and draw their first token from the same row.
 
 Who gives way computes again later, with what the prefix cache has kept. When decodes run out of
 blocks that is the last in the order. When the first that waits finds no place, it is those of a
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from engine.admission_control import AdmissionControl
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
+from engine.kv_demand import KvDemand, create_kv_demand
 from engine.messages import FinishReason
 from engine.notes import Notes
 from engine.plan_draft import PlanDraft
@@ -40,6 +41,8 @@ class SchedulerTotals:
     """Of admitted requests; a preempted one counts once."""
     num_cached_prompt_tokens: int = 0
     num_generated_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    """Computed again by sequences that gave way."""
 
 
 class Scheduler:
@@ -51,6 +54,7 @@ class Scheduler:
         blocks: BlockManager,
         notes: Notes | None = None,
         limits: StepLimits | None = None,
+        demand: KvDemand | None = None,
     ) -> None:
         self._min_prefill_tokens = config.min_prefill_chunk_tokens
         self._blocks = blocks
@@ -60,7 +64,8 @@ class Scheduler:
         self._num_added = 0
         self._num_steps = 0
         self.limits = limits or StepLimits(config)
-        self._admission = AdmissionControl(blocks, self._running, self.limits)
+        self._demand = demand or create_kv_demand(config.kv_admission, blocks)
+        self._admission = AdmissionControl(blocks, self._running, self.limits, self._demand)
         self.totals = SchedulerTotals()
 
     @property
@@ -229,6 +234,7 @@ class Scheduler:
             and blocks.num_free_blocks < blocks.num_missing_blocks(sequence, end)
         ):
             victim = self._running.last
+            self._demand.record_preemption()
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -309,6 +315,7 @@ class Scheduler:
             victim = next(
                 s for s in reversed(self.running) if s is sequence or s.slot not in planned
             )
+            self._demand.record_preemption()
             self._preempt(victim)
             if victim is sequence:
                 return reachable
@@ -322,7 +329,7 @@ class Scheduler:
         siblings: list[Sequence] = []
         if num_places > 0:
             for sibling in self._waiting.siblings_of(sequence)[:num_places]:
-                if self._blocks.num_free_blocks < self._admission.num_reserved_blocks:
+                if not self._admission.can_fork(sibling):
                     break
                 self._waiting.remove(sibling)
                 sibling.cached_tokens = sequence.cached_tokens
@@ -337,6 +344,8 @@ class Scheduler:
     def _commit_chunk(self, sequence: Sequence, entry: ScheduledSequence) -> list[Sequence]:
         """After a part of a prompt; returns who ended with it, without a token."""
         self._notes.add(sequence, "chunk", len(entry.token_ids))
+        num_again = min(sequence.num_computed_tokens, sequence.num_once_computed_tokens)
+        self.totals.num_recomputed_tokens += max(0, num_again - entry.start)
         for slot in entry.sampling_slots:
             sampling = self._running.of_slot[slot]
             if sampling is not sequence:
@@ -365,6 +374,9 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.totals.num_preemptions += 1
         self._notes.add(sequence, "preempted", sequence.num_held_blocks)
+        sequence.num_once_computed_tokens = max(
+            sequence.num_once_computed_tokens, sequence.num_computed_tokens
+        )
         self._leave(sequence)
         sequence.num_expected_hit_tokens = self._blocks.find_prefix(sequence).num_tokens
         self._waiting.add([sequence])
@@ -378,6 +390,7 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """Its last delta is due."""
         self._notes.add(sequence, "last_token", sequence.num_generated_tokens)
+        self._demand.record_end(sequence)
         if sequence.slot is not None:
             num_blocks = sequence.num_held_blocks
             self._leave(sequence)

@@ -68,6 +68,8 @@ class Sequence:
     """``(slot,)``, made once and not in every step."""
     num_computed_tokens: int = 0
     """Leading tokens whose KV is in the pool."""
+    num_once_computed_tokens: int = 0
+    """Leading tokens that were computed before it last gave way."""
     num_published_blocks: int = 0
     """Leading blocks that the prefix cache knows already."""
     cached_tokens: int | None = None
@@ -76,6 +78,9 @@ class Sequence:
     """Prefix hit when it began to wait; its admission may find more or less."""
     is_last_on_device: bool = False
     """The last token was sampled in the current slot, so that the runner holds it."""
+    next_length_trial: int | None = None
+    """Generated tokens with which it next tells how long answers get; ``None`` until it is asked.
+    """
     num_delivered_tokens: int = field(init=False)
     undelivered_logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -70,7 +70,7 @@ class StepRecorder:
         self._num_reported_finished = self.num_finished
         return record
 
-    def stats(self, num_kv_tokens: int) -> EngineStats:
+    def stats(self, scheduler: Scheduler) -> EngineStats:
         return EngineStats(
             num_steps=self._num_steps,
             busy_time_s=self._busy_time_s,
@@ -78,7 +78,8 @@ class StepRecorder:
             num_out_of_memory_steps=self._num_out_of_memory_steps,
             num_leaked_blocks=self.num_leaked_blocks,
             num_computed_prompt_tokens=self._num_computed_prompt_tokens,
-            num_kv_tokens=num_kv_tokens,
+            num_recomputed_tokens=scheduler.totals.num_recomputed_tokens,
+            num_kv_tokens=scheduler.num_kv_tokens,
         )
 
 

@@ -1,8 +1,6 @@
 """The block manager: what a prefix hit costs, copy-on-write, publication, eviction order,
 sharing."""
 
-import pytest
-
 from engine.block_manager import BlockManager, PrefixHit
 from engine.sequence import Sequence
 from engine.step import BlockCopy
@@ -41,12 +39,8 @@ def finish_step(manager: BlockManager, sequence: Sequence) -> None:
     manager.commit()
 
 
-def can_admit(
-    manager: BlockManager, sequence: Sequence, hit: PrefixHit, num_reserved_blocks: int
-) -> bool:
-    return manager.can_admit(
-        sequence, hit, chunk_tokens=64, num_reserved_blocks=num_reserved_blocks
-    )
+def num_taken(manager: BlockManager, sequence: Sequence, hit: PrefixHit) -> int:
+    return manager.num_admission_blocks(sequence, hit, chunk_tokens=64)
 
 
 def use_all_free(manager: BlockManager) -> list[int]:
@@ -56,13 +50,12 @@ def use_all_free(manager: BlockManager) -> list[int]:
     return sequence.block_tables[0]
 
 
-@pytest.mark.parametrize(("num_reserved", "fits"), [(0, True), (4, True), (5, False)])
-def test_a_new_prompt_takes_all_its_blocks(num_reserved: int, fits: bool) -> None:
+def test_a_new_prompt_takes_all_its_blocks() -> None:
     manager = make_manager(8)
     sequence = make_sequence([*PROMPT, 1])
     hit = manager.find_prefix(sequence)
 
-    assert can_admit(manager, sequence, hit, num_reserved) is fits
+    assert num_taken(manager, sequence, hit) == 4
 
 
 def test_a_hit_on_blocks_in_use_takes_only_the_rest() -> None:
@@ -72,8 +65,7 @@ def test_a_hit_on_blocks_in_use_takes_only_the_rest() -> None:
     hit = manager.find_prefix(sequence)
 
     assert hit.num_tokens == 12
-    assert can_admit(manager, sequence, hit, num_reserved_blocks=4)
-    assert not can_admit(manager, sequence, hit, num_reserved_blocks=5)
+    assert num_taken(manager, sequence, hit) == 1
 
 
 def test_a_hit_on_unreferenced_blocks_takes_them_out_of_the_free_ones() -> None:
@@ -83,8 +75,7 @@ def test_a_hit_on_unreferenced_blocks_takes_them_out_of_the_free_ones() -> None:
     hit = manager.find_prefix(sequence)
 
     assert manager.num_free_blocks == 4
-    assert can_admit(manager, sequence, hit, num_reserved_blocks=0)
-    assert not can_admit(manager, sequence, hit, num_reserved_blocks=1)
+    assert num_taken(manager, sequence, hit) == 4
     manager.admit(sequence, hit)
     assert manager.num_free_blocks == 0
 
@@ -96,7 +87,19 @@ def test_a_wholly_cached_prompt_needs_a_block_for_the_copy() -> None:
     hit = manager.find_prefix(sequence)
 
     assert hit.num_tokens == 11
-    assert not can_admit(manager, sequence, hit, num_reserved_blocks=0)
+    assert num_taken(manager, sequence, hit) == 4
+
+
+def test_what_others_hold_too_is_not_freed_by_those_who_leave() -> None:
+    manager = make_manager(16)
+    first = compute(manager, PROMPT)
+    second, third = make_sequence([*PROMPT, 1]), make_sequence([*PROMPT, 2, 3, 4, 5, 6])
+    for sequence in (second, third):
+        start(manager, sequence)
+    assert manager.num_freed_by([]) == 0
+    assert manager.num_freed_by([second]) == 1
+    assert manager.num_freed_by([second, third]) == 3
+    assert manager.num_freed_by([first, second, third]) == 6
 
 
 def test_the_source_of_a_copy_is_not_handed_out_before_the_step_is_over() -> None:

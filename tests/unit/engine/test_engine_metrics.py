@@ -37,6 +37,7 @@ STATS = EngineStats(
     num_out_of_memory_steps=2,
     num_leaked_blocks=3,
     num_computed_prompt_tokens=300,
+    num_recomputed_tokens=20,
     num_kv_tokens=500,
 )
 RECORD = StepRecord(
@@ -114,6 +115,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
         ("prefix_cache_hits_total", 700),
         ("num_preemptions_total", 4),
         ("prompt_tokens_total", 300),
+        ("prompt_tokens_recomputed_total", 20),
         ("generation_tokens_total", 90),
         ("steps_total", 7),
         ("step_busy_seconds_total", 0.5),

@@ -94,6 +94,7 @@ CONFIGS = st.builds(
     max_num_batched_tokens=st.integers(1, 32),
     min_prefill_chunk_tokens=st.integers(1, 8),
     prefix_caching=st.booleans(),
+    kv_admission=st.sampled_from(["optimistic", "predicted", "worst_case"]),
 )
 
 
