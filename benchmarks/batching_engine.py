@@ -13,6 +13,7 @@ from engine.engine import Engine, StepOutput
 from engine.heap import keep_freed_memory
 from engine.messages import EngineRequest, SamplingParams
 from engine.runner import create_runner
+from engine.step import StepPlan
 from engine.warm_up import warm_up
 
 _REQUEST_TIMEOUT_S = 3600.0
@@ -32,6 +33,7 @@ class SharedRunner:
         self._loaded = create_runner(
             EngineSpec(model="benchmark", checkpoint=checkpoint, config=config)
         )
+        self._max_num_seqs = config.max_num_seqs
         self._block_size_tokens = config.block_size_tokens
         self._root = root_key(KeySalt("benchmark", config.dtype, config.block_size_tokens, ""))
         self._random = random.Random(seed)
@@ -62,7 +64,26 @@ class SharedRunner:
             vocab_size=loaded.vocab_size,
             limit_s=_WARM_UP_LIMIT_S,
         )
+        self.take_back(engine)
         return engine
+
+    def take_back(self, engine: Engine) -> None:
+        """Leave ``engine`` and the runner as if new, after the last answers and aborts: another
+        engine uses the same slots, and writes over the KV of this one.
+        """
+        while engine.has_work:
+            step(engine)
+        engine.forget()
+        self._loaded.runner.execute(
+            StepPlan(
+                step_id=0,
+                released_slots=tuple(range(self._max_num_seqs)),
+                freed_block_ids=tuple(range(self._loaded.num_blocks)),
+                block_copies=(),
+                admissions=(),
+                scheduled=(),
+            )
+        )
 
     def draw_prompt(self, num_tokens: int) -> list[int]:
         """Random tokens, which no earlier prompt began with."""
@@ -84,12 +105,3 @@ def step(engine: Engine) -> StepOutput:
         if delta.error is not None:
             raise EngineFailure(f"request {delta.request_id}: {delta.error}")
     return output
-
-
-def drain(engine: Engine) -> None:
-    """Deliver what is left after the aborts, and forget all prefixes: another engine writes over
-    the KV of this one.
-    """
-    while engine.has_work:
-        step(engine)
-    engine.forget()

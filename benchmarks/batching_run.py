@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from benchmarks.batching_engine import SharedRunner, drain, step
+from benchmarks.batching_engine import SharedRunner, step
 from benchmarks.batching_outcome import Outcome, Progress
 from benchmarks.batching_policies import Policy
 from benchmarks.batching_workload import Ask
@@ -72,7 +72,7 @@ class PolicyRun:
                 self._sleep()
         elapsed_s = self._now_s()
         self._end_open()
-        drain(self._engine)
+        self._shared.take_back(self._engine)
         return Outcome.of(self._progress, elapsed_s=elapsed_s, num_slots=self._num_slots)
 
     def _hand_over(self) -> None:
@@ -157,7 +157,7 @@ def run_without_kv_cache(
                     ended.append(progress)
                     del running[delta.request_id]
     elapsed_s = time.perf_counter() - started_s
-    drain(engine)
+    shared.take_back(engine)
     return Outcome.of(ended, elapsed_s=elapsed_s, num_slots=num_slots)
 
 
