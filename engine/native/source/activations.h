@@ -9,7 +9,8 @@
 inline float inverse_rms(const float* x, int64_t size, float eps) {
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < size; i += 16) {
-        const __m512 value = _mm512_maskz_loadu_ps(lanes(int(std::min<int64_t>(16, size - i))), x + i);
+        const __m512 value =
+            _mm512_maskz_loadu_ps(lanes(int(std::min<int64_t>(16, size - i))), x + i);
         sum = _mm512_fmadd_ps(value, value, sum);
     }
     return 1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / float(size) + eps);
@@ -34,7 +35,8 @@ inline void norm_to_bf16(const float* x, const float* weight, int64_t size, floa
 
 inline void add_normed(const float* y, const float* weight, int64_t size, float eps, float* x) {
     norm_row(y, weight, size, eps, [&](int64_t i, __mmask16 mask, __m512 value) {
-        _mm512_mask_storeu_ps(x + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i), value));
+        _mm512_mask_storeu_ps(x + i, mask,
+                              _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i), value));
     });
 }
 
@@ -67,7 +69,8 @@ inline void turn_head(const bf16* head, const float* weight, float eps, const fl
 // x / (1 + e^-x)
 inline __m512 silu(__m512 x) {
     const __m512 one = _mm512_set1_ps(1.0f);
-    const __m512 e = exp512(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), x), _mm512_set1_ps(88.0f)));
+    const __m512 e =
+        exp512(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), x), _mm512_set1_ps(88.0f)));
     return _mm512_div_ps(x, _mm512_add_ps(one, e));
 }
 

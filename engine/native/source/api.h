@@ -31,7 +31,8 @@ struct Layer {
     Linear output;
     const float* output_norm;  // [hidden] or null
     const float* mlp_norm;
-    Linear gate_up;  // a panel of gate, then a panel of up, and so on
+    Linear gate_up;  // a panel of gate, then a panel of up, and so on, in whole panels: that counts
+                     // for out_features, scales and bias, too
     Linear down;
     const float* mlp_output_norm;  // [hidden] or null
     int32_t rotary;                // index into Step::cos
@@ -57,16 +58,16 @@ struct Group {
 
 struct Step {
     int32_t num_tokens, num_seqs;
-    int32_t block_size;           // tokens
+    int32_t block_size;  // tokens
     int32_t num_rotaries;
-    const int64_t* starts;        // [num_seqs] position of the first new token
-    const int64_t* num_new;       // [num_seqs] new tokens, sequence after sequence
-    const float* cos;             // [num_rotaries][num_tokens][head_dim / 2]
+    const int64_t* starts;   // [num_seqs] position of the first new token
+    const int64_t* num_new;  // [num_seqs] new tokens, sequence after sequence
+    const float* cos;        // [num_rotaries][num_tokens][head_dim / 2]
     const float* sin;
     const Group* groups;
-    void* const* kv_layers;       // per layer [rows][2][num_kv_heads][head_dim] bf16
-    float* x;                     // [num_tokens][hidden_size] residual stream, changed in place
-    void* scratch;                // scratch_bytes(model, num_tokens), aligned to 64
+    void* const* kv_layers;  // per layer [rows][2][num_kv_heads][head_dim] bf16
+    float* x;                // [num_tokens][hidden_size] residual stream, changed in place
+    void* scratch;           // scratch_bytes(model, num_tokens), aligned to 64
 };
 
 // Nanoseconds that the calling thread spent in each part, added up over calls.

@@ -95,9 +95,10 @@ inline void pack_keys(const bf16* const* keys, int num_keys, int dim, bf16* pane
             const int count = std::min(16, num_pairs - first);
             __m512i rows[16];
             for (int i = 0; i < 16; ++i)
-                rows[i] = group * 16 + i < num_keys
-                              ? _mm512_maskz_loadu_epi32(lanes(count), keys[group * 16 + i] + 2 * first)
-                              : _mm512_setzero_si512();
+                rows[i] =
+                    group * 16 + i < num_keys
+                        ? _mm512_maskz_loadu_epi32(lanes(count), keys[group * 16 + i] + 2 * first)
+                        : _mm512_setzero_si512();
             transpose_pairs(rows);
             for (int i = 0; i < count; ++i)
                 _mm512_storeu_si512(panel + int64_t(first + i) * PANEL, rows[i]);
@@ -109,8 +110,8 @@ inline void pack_keys(const bf16* const* keys, int num_keys, int dim, bf16* pane
 // is none.
 inline void pack_values(const bf16* const* values, int num_keys, int num_pairs, int dim,
                         bf16* panels) {
-    alignas(64) static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,
-                                                 37, 6, 38, 7, 39, 8,  40, 9,  41, 10, 42,
+    alignas(64) static const uint16_t LOW[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                                 37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
                                                  11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i low = _mm512_load_si512(LOW);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -183,7 +184,8 @@ inline int64_t first_key(const Step& step, const Group& group, const Tile& tile)
     return group.window ? std::max<int64_t>(0, first + 1 - group.window) : 0;
 }
 
-// What a thread attends to in one go: a tile with the KV heads [first_head, first_head + num_heads).
+// What a thread attends to in one go: a tile with the KV heads [first_head, first_head +
+// num_heads).
 struct Attended {
     Tile tile;
     int32_t first_head, num_heads;
@@ -195,8 +197,13 @@ class TileAttention {
   public:
     TileAttention(const Model& model, const Step& step, const Group& group, const bf16* pool,
                   AttentionScratch& scratch)
-        : model_(model), step_(step), group_(group), pool_(pool), scratch_(scratch),
-          dim_(model.head_dim), num_shared_(model.num_heads / model.num_kv_heads),
+        : model_(model),
+          step_(step),
+          group_(group),
+          pool_(pool),
+          scratch_(scratch),
+          dim_(model.head_dim),
+          num_shared_(model.num_heads / model.num_kv_heads),
           num_panels_(int(scratch.panels())),
           row_size_(int64_t(2) * model.num_kv_heads * model.head_dim),
           value_offset_(int64_t(model.num_kv_heads) * model.head_dim) {}
@@ -207,9 +214,9 @@ class TileAttention {
         num_rows_ = tile.count * num_shared_;
         first_ = step_.starts[tile.sequence] + tile.first;
         for (int row = 0; row < num_rows_ * now.num_heads; ++row) {
-            const bf16* query =
-                queries + (tile.first + row % num_rows_ / num_shared_) * query_stride +
-                head_of(now, row) * dim_;
+            const bf16* query = queries +
+                                (tile.first + row % num_rows_ / num_shared_) * query_stride +
+                                head_of(now, row) * dim_;
             std::copy(query, query + dim_, scratch_.queries + int64_t(row) * dim_);
             scratch_.maxima[row] = -INFINITY;
             scratch_.totals[row] = 0.0f;
@@ -222,12 +229,14 @@ class TileAttention {
             const bool is_last = key + KEYS >= end;
             const Attended& then = is_last ? next : now;
             const int64_t then_key = is_last ? first_key(step_, group_, next.tile) : key + KEYS;
-            const int64_t then_end = step_.starts[then.tile.sequence] + then.tile.first + then.tile.count;
+            const int64_t then_end =
+                step_.starts[then.tile.sequence] + then.tile.first + then.tile.count;
             const int num_coming = int(std::min<int64_t>(KEYS, then_end - then_key));
             find(then.tile.sequence, then.first_head, then_key, num_coming, coming);
             coming_ = coming;
             num_coming_ = num_coming;
-            num_asked_bytes_ = now.num_heads == model_.num_kv_heads ? 0 : num_coming * row_size_ * 2;
+            num_asked_bytes_ =
+                now.num_heads == model_.num_kv_heads ? 0 : num_coming * row_size_ * 2;
             for (int head = 0; head < now.num_heads; ++head) {
                 for (int i = 0; i < count; ++i) own[i] = places[i] + head * dim_;
                 attend_keys(head, key, key == begin, own, count);
@@ -236,7 +245,8 @@ class TileAttention {
             count = num_coming;
         }
         for (int row = 0; row < num_rows_ * now.num_heads; ++row)
-            finish_row(row, attended + (tile.first + row % num_rows_ / num_shared_) * output_stride +
+            finish_row(row, attended +
+                                (tile.first + row % num_rows_ / num_shared_) * output_stride +
                                 head_of(now, row) * dim_);
     }
 
@@ -246,7 +256,8 @@ class TileAttention {
     }
 
     void find(int64_t sequence, int head, int64_t begin, int count, const bf16** keys) const {
-        find_keys(step_, group_, sequence, pool_ + int64_t(head) * dim_, row_size_, begin, count, keys);
+        find_keys(step_, group_, sequence, pool_ + int64_t(head) * dim_, row_size_, begin, count,
+                  keys);
     }
 
     // All queries of one KV head with the keys [key, key + count).
@@ -276,7 +287,8 @@ class TileAttention {
         for (int panel = 0; panel < num_panels_; ++panel)
             multiply_panel(scratch_.weights, KEYS, num_rows_,
                            scratch_.values + int64_t(panel) * num_pairs * 2 * PANEL, num_pairs,
-                           sums + int64_t(panel) * num_rows_ * PANEL, is_first, ask_ahead(num_pairs));
+                           sums + int64_t(panel) * num_rows_ * PANEL, is_first,
+                           ask_ahead(num_pairs));
     }
 
     // What a product of `num_pairs` steps asks for: as much of the coming rows as it reads itself.
@@ -303,8 +315,7 @@ class TileAttention {
                             int64_t(row / num_rows_) * num_rows_ * num_panels_ * PANEL +
                             row % num_rows_ * PANEL;
         for (int column = 0; column < dim_; column += 16) {
-            const float* sum =
-                sums + int64_t(column / PANEL) * num_rows_ * PANEL + column % PANEL;
+            const float* sum = sums + int64_t(column / PANEL) * num_rows_ * PANEL + column % PANEL;
             _mm256_mask_storeu_epi16(output + column, lanes(dim_ - column),
                                      round_to_bf16(_mm512_mul_ps(_mm512_loadu_ps(sum), factor)));
         }
@@ -320,6 +331,6 @@ class TileAttention {
     const bf16* const* coming_ = nullptr;  // rows of the next keys
     int num_coming_ = 0;
     int64_t num_asked_bytes_ = 0;  // of them
-    int num_rows_ = 0;  // of one KV head
-    int64_t first_ = 0;  // position of the first query
+    int num_rows_ = 0;             // of one KV head
+    int64_t first_ = 0;            // position of the first query
 };

@@ -16,14 +16,16 @@ inline int64_t num_panels(const Linear& linear) {
 inline void multiply_weights(const Linear& linear, int64_t panel, int64_t next, const bf16* a,
                              int num_rows, float* acc, bf16* unpacked) {
     if (linear.format != BF16) {
-        multiply_quantized_panel(linear, int(panel), a, linear.in_features, num_rows, acc, unpacked);
+        multiply_quantized_panel(linear, int(panel), a, linear.in_features, num_rows, acc,
+                                 unpacked);
         return;
     }
     const int num_pairs = linear.in_features / 2;
     const bf16* panels = static_cast<const bf16*>(linear.data);
     const int64_t size = int64_t(num_pairs) * 2 * PANEL;
     const bf16* ahead = next < num_panels(linear) ? panels + next * size : nullptr;
-    multiply_panel(a, linear.in_features, num_rows, panels + panel * size, num_pairs, acc, true, ahead);
+    multiply_panel(a, linear.in_features, num_rows, panels + panel * size, num_pairs, acc, true,
+                   ahead);
 }
 
 inline void add_bias(const Linear& linear, int64_t panel, int num_rows, float* acc) {
@@ -44,8 +46,8 @@ inline void add_bias(const Linear& linear, int64_t panel, int num_rows, float* a
 // Shares out all panels, `width` neighbours at a time, and chunks of rows. After each,
 // `store(first_row, num_rows, first_panel, sums)`; sums are [width][CHUNK_ROWS][PANEL] in `acc`.
 template <class Store>
-void multiply_rows_of(Member& member, const Linear& linear, const bf16* a, int64_t num_rows, int width,
-                      float* acc, bf16* unpacked, Store store) {
+void multiply_rows_of(Member& member, const Linear& linear, const bf16* a, int64_t num_rows,
+                      int width, float* acc, bf16* unpacked, Store store) {
     const int64_t num_columns = num_panels(linear) / width;
     const int64_t num_chunks = (num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
     member.share(num_columns * num_chunks, 1, [&](int64_t unit) {
@@ -55,8 +57,10 @@ void multiply_rows_of(Member& member, const Linear& linear, const bf16* a, int64
         for (int side = 0; side < width; ++side) {
             float* sums = acc + side * CHUNK_ROWS * PANEL;
             const int64_t panel = column * width + side;
-            const int64_t next = side + 1 < width ? panel + 1 : panel + 1 + (member.team.size - 1) * width;
-            multiply_weights(linear, panel, next, a + first * linear.in_features, count, sums, unpacked);
+            const int64_t next =
+                side + 1 < width ? panel + 1 : panel + 1 + (member.team.size - 1) * width;
+            multiply_weights(linear, panel, next, a + first * linear.in_features, count, sums,
+                             unpacked);
             add_bias(linear, panel, count, sums);
         }
         store(first, count, column * width, acc);

@@ -17,7 +17,7 @@ class Team {
 
     static constexpr int SPINS_BEFORE_YIELD = 4096;
 
-    alignas(64) std::atomic<uint64_t> ticket_{0};  // phase << 32 | first unit that nobody has
+    alignas(64) std::atomic<uint64_t> ticket_{0};   // phase << 32 | first unit that nobody has
     alignas(64) std::atomic<int64_t> num_done_{0};  // units of the phase
 };
 
@@ -45,9 +45,8 @@ class Member {
                 break;
             }
             const int64_t count = std::min(grain, num_units - first);
-            if (!team.ticket_.compare_exchange_weak(ticket, ticket + count,
-                                                    std::memory_order_acq_rel,
-                                                    std::memory_order_acquire))
+            if (!team.ticket_.compare_exchange_weak(
+                    ticket, ticket + count, std::memory_order_acq_rel, std::memory_order_acquire))
                 continue;
             for (int64_t unit = first; unit < first + count; ++unit) work(unit);
             if (team.num_done_.fetch_add(count, std::memory_order_acq_rel) + count == num_units) {

@@ -46,12 +46,12 @@ inline __m512 widen(__m256i x) {
 
 inline __m512 load_bf16(const bf16* p) { return widen(_mm256_loadu_si256((const __m256i*)p)); }
 
-inline void store_bf16(bf16* p, __m512 x) {
-    _mm256_storeu_si256((__m256i*)p, round_to_bf16(x));
-}
+inline void store_bf16(bf16* p, __m512 x) { _mm256_storeu_si256((__m256i*)p, round_to_bf16(x)); }
 
 // The first `count` lanes, up to 16.
-inline __mmask16 lanes(int count) { return count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1); }
+inline __mmask16 lanes(int count) {
+    return count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1);
+}
 
 // e^x within 2 ulp for x <= 88; 0 below -87. Range reduction by ln 2 and a polynomial of degree 5
 // (minimax on [-ln 2 / 2, ln 2 / 2]).
