@@ -25,8 +25,8 @@ class KvDemand(Protocol):
         """
         ...
 
-    def record_preemption(self) -> None:
-        """Somebody gave way because blocks ran out."""
+    def record_preemption(self, sequence: Sequence) -> None:
+        """``sequence`` gives way because blocks ran out."""
         ...
 
     def record_end(self, sequence: Sequence) -> None:
@@ -42,7 +42,7 @@ class OptimisticDemand:
     ) -> bool:
         return True
 
-    def record_preemption(self) -> None:
+    def record_preemption(self, sequence: Sequence) -> None:
         pass
 
     def record_end(self, sequence: Sequence) -> None:
@@ -66,7 +66,7 @@ class WorstCaseDemand:
             num_left += sequence.num_held_blocks
         return num_left >= 0
 
-    def record_preemption(self) -> None:
+    def record_preemption(self, sequence: Sequence) -> None:
         pass
 
     def record_end(self, sequence: Sequence) -> None:

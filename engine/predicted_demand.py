@@ -63,17 +63,18 @@ class PredictedDemand:
         self._is_somebody_held_back = not fits
         return fits
 
-    def record_preemption(self) -> None:
-        """Somebody gave way because blocks ran out."""
-        self.margin.record_preemption()
+    def record_preemption(self, sequence: Sequence) -> None:
+        """``sequence`` gives way because blocks ran out."""
+        self.margin.record_lost(sequence.num_computed_tokens)
 
     def record_end(self, sequence: Sequence) -> None:
         """``sequence`` leaves for good, whatever ended it."""
-        if self._is_somebody_held_back:
-            self.margin.record_end()
-            self._is_somebody_held_back = False  # until the next one is
         num_tokens = sequence.num_generated_tokens
-        if num_tokens == 0 or not sequence.sampling.stop_token_ids:
+        if num_tokens == 0:
+            return
+        self.margin.record_done(sequence.num_tokens, is_crowded=self._is_somebody_held_back)
+        self._is_somebody_held_back = False  # until the next one is
+        if not sequence.sampling.stop_token_ids:
             return
         next_trial = self._next_trial(sequence)
         if sequence.finish_reason in (FinishReason.LENGTH, FinishReason.ERROR):

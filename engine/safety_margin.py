@@ -1,16 +1,17 @@
 """How much room predictions of KV demand leave for being wrong, in standard deviations: as much as
-keeps preemptions rare, learned from those that happen.
+keeps tokens from being computed twice, learned from those that are.
 
-A preemption widens the margin by one step, every answer that ends while others wait narrows it by
-a small part of one: so that it settles where about one answer in ``_ANSWERS_PER_PREEMPTION`` is
-preempted (stochastic approximation of a quantile, after Robbins and Monro: A Stochastic
-Approximation Method, 1951). Must not know sequences or blocks.
+What a preemption loses widens the margin; every answer that ends while others wait narrows it, by a
+small part of its tokens. So it settles where that part of the tokens is lost (stochastic
+approximation, after Robbins and Monro: A Stochastic Approximation Method, 1951). Must not know
+sequences or blocks.
 """
 
+_LOST_SHARE = 0.03
 _STEP = 0.25
-_ANSWERS_PER_PREEMPTION = 50
-_LEAST, _MOST = -1.0, 4.0
-_FIRST = 1.0
+"""For as many tokens as an answer has on average, with its prompt."""
+_MEAN_WEIGHT = 0.02
+_LEAST, _FIRST, _MOST = -1.0, 1.0, 4.0
 
 
 class SafetyMargin:
@@ -18,12 +19,23 @@ class SafetyMargin:
 
     def __init__(self) -> None:
         self.num_deviations = _FIRST
+        self._mean_tokens = 0.0
+        """0 while unknown."""
 
-    def record_preemption(self) -> None:
-        """Somebody gave way because blocks ran out."""
-        self.num_deviations = min(_MOST, self.num_deviations + _STEP)
+    def record_lost(self, num_tokens: int) -> None:
+        """Somebody gave way, with ``num_tokens`` computed, because blocks ran out."""
+        self._widen(num_tokens)
 
-    def record_end(self) -> None:
-        """An answer ended, and somebody waits for its blocks."""
-        narrower = self.num_deviations - _STEP / _ANSWERS_PER_PREEMPTION
-        self.num_deviations = max(_LEAST, narrower)
+    def record_done(self, num_tokens: int, *, is_crowded: bool) -> None:
+        """A sequence of ``num_tokens`` ended; ``is_crowded``: somebody waits for its blocks.
+
+        Where nobody waits the margin decides nothing, and nothing speaks against it.
+        """
+        mean = self._mean_tokens or num_tokens
+        self._mean_tokens = mean + _MEAN_WEIGHT * (num_tokens - mean)
+        if is_crowded:
+            self._widen(-_LOST_SHARE * num_tokens)
+
+    def _widen(self, num_tokens: float) -> None:
+        step = _STEP * num_tokens / (self._mean_tokens or num_tokens)
+        self.num_deviations = min(_MOST, max(_LEAST, self.num_deviations + step))

@@ -234,7 +234,7 @@ class Scheduler:
             and blocks.num_free_blocks < blocks.num_missing_blocks(sequence, end)
         ):
             victim = self._running.last
-            self._demand.record_preemption()
+            self._demand.record_preemption(victim)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -315,7 +315,7 @@ class Scheduler:
             victim = next(
                 s for s in reversed(self.running) if s is sequence or s.slot not in planned
             )
-            self._demand.record_preemption()
+            self._demand.record_preemption(victim)
             self._preempt(victim)
             if victim is sequence:
                 return reachable
