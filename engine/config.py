@@ -21,6 +21,13 @@ class PacedConfig(BaseModel):
     """Added for each sequence that decodes one token."""
     per_prefill_token_s: float = Field(default=0.00002, ge=0)
     """Added for each prompt token computed."""
+    per_context_token_s: float = Field(default=0.0, ge=0)
+    """Added for each token of the contexts that decodes read."""
+    per_attended_token_s: float = Field(default=0.0, ge=0)
+    """Added for each token that each prompt token attends to."""
+    bucket_tokens: int = Field(default=1, ge=1)
+    """A step takes the time of its tokens rounded up to a multiple of this, as on a device with
+    captured graphs of some sizes."""
     block_bytes: int = Field(default=64, ge=1)
     """Size of the deterministic KV of one block."""
     max_step_tokens: int | None = Field(default=None, ge=1)
@@ -44,6 +51,11 @@ class EngineConfig(BaseModel):
     where the CPU can."""
     attention: Literal["auto", "reference", "cpu"] = "auto"
     """``auto`` is the fastest one for the device; ``reference`` is plain torch, for tests."""
+    compiled: Literal["auto", "never", "require"] = "auto"
+    """``auto``: all layers of a step run in one call of a library that is compiled on first use,
+    where device is ``cpu``, dtype ``bfloat16``, ``attention`` and ``weight_layout`` are ``auto``,
+    the processor has AVX-512 and the machine a g++; else torch runs them, and a line of the log
+    says why. ``require`` refuses to start without."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """Ranks that share each layer of the model, all on one node, a process each; on CUDA also a
     device each."""
@@ -62,6 +74,14 @@ class EngineConfig(BaseModel):
     """Token budget of one step: decodes first, prefill chunks get the rest."""
     min_prefill_chunk_tokens: int = Field(default=16, ge=1)
     """Prefill gets at least this many tokens a step when any waits, so that it always advances."""
+    tpot_target_s: float | None = Field(default=None, gt=0)
+    """Longest time per output token that streams shall have. Step size, running sequences and their
+    context are then limited to what the measured step times allow, at most to what is configured.
+    Without one only ``max_step_stretch`` protects streams: right where throughput counts."""
+    max_step_stretch: float | None = Field(default=2.0, gt=1)
+    """Without a ``tpot_target_s``: how many times longer than its decodes alone one prompt may make
+    a step; each further prompt that waits may add as much. 2 halves the speed of a prompt that
+    comes alone while others decode; absent: a step takes whatever fits its token budget."""
     prefix_caching: bool = True
     """Keep the KV of finished requests for prompts that begin alike."""
     kv_admission: Literal["predicted", "worst_case", "optimistic"] = "predicted"

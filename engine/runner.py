@@ -102,7 +102,7 @@ def create_runner(
         runner = load_torch_runner(
             config,
             model_config,
-            checkpoint.weights_paths,
+            checkpoint,
             num_blocks=size.num_blocks,
             max_request_tokens=size.max_request_tokens,
             collectives=collectives if rank.size > 1 else None,

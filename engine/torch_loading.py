@@ -1,24 +1,31 @@
 """Puts a `TorchRunner` together, of the whole model or of one rank's part: device, weights, KV
-pool, attention back end."""
+pool, and what computes the layers."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from engine.attention import create_attention
+from engine.checkpoints.store import Checkpoint
 from engine.collectives import Collectives
 from engine.config import EngineConfig, RankSpec
 from engine.errors import EngineConfigError
 from engine.heap import hand_back_freed_memory, keep_freed_memory
+from engine.kv_geometry import KvGeometry
 from engine.kv_pool import KvPool
 from engine.layers.linear import WeightLayout, can_pack, limit_shape_caches
 from engine.loader import WeightFiles
 from engine.models.loading import load_model
 from engine.models.model_config import ModelConfig
+from engine.models.output_head import OutputHead
 from engine.models.shard import shard_model
+from engine.native.library import StepLibrary
+from engine.native.loading import create_native_model, load_weights
+from engine.native.selection import choose_library
+from engine.native.support import compile_cache
 from engine.row_outputs import FollowedOutputs, RowOutputs, SampledOutputs
-from engine.step_model import TorchStepModel
+from engine.step_model import StepModel, TorchStepModel
 from engine.torch_runner import TorchRunner
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -27,7 +34,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 def load_torch_runner(
     config: EngineConfig,
     model_config: ModelConfig,
-    weights_paths: Sequence[Path],
+    checkpoint: Checkpoint,
     *,
     num_blocks: int,
     max_request_tokens: int,
@@ -48,28 +55,22 @@ def load_torch_runner(
         .local_config(model_config)
         .kv_geometry(block_size_tokens=config.block_size_tokens, bytes_per_element=dtype.itemsize)
     )
-    attention = create_attention(
-        config.attention, device, geometry, scale=model_config.attention_scale
-    )
     hand_back_freed_memory()
     with torch.inference_mode():
-        model = load_model(
-            model_config,
-            WeightFiles(weights_paths),
-            dtype=dtype,
-            device=device,
-            layout=_resolve_layout(config, dtype),
-            collectives=collectives,
-        )
+        calls = choose_library(config, model_config, compile_cache(checkpoint.path), collectives)
+        if calls is not None:
+            loaded = _load_native(config, model_config, checkpoint, geometry, calls, collectives)
+        else:
+            loaded = _load_torch(config, model_config, checkpoint, geometry, device, collectives)
         keep_freed_memory()
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
         outputs: RowOutputs
         if rank.rank == 0:
-            outputs = SampledOutputs(model.head, config.max_num_seqs, device)
+            outputs = SampledOutputs(loaded.head, config.max_num_seqs, device)
         else:
-            outputs = FollowedOutputs(model.head, config.max_num_seqs)
+            outputs = FollowedOutputs(loaded.head, config.max_num_seqs)
         return TorchRunner(
-            model=TorchStepModel(model, attention, geometry, kv_pool.layers, device),
+            model=loaded.over(kv_pool),
             geometry=geometry,
             kv_pool=kv_pool,
             outputs=outputs,
@@ -77,6 +78,56 @@ def load_torch_runner(
             max_request_tokens=max_request_tokens,
             is_poisoning=config.debug_poison_freed_blocks,
         )
+
+
+class _Loaded(NamedTuple):
+    """A model before its KV pool is there, which is allocated after all that loading takes."""
+
+    head: OutputHead
+    over: Callable[[KvPool], StepModel]
+
+
+def _load_native(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    checkpoint: Checkpoint,
+    geometry: KvGeometry,
+    calls: StepLibrary,
+    collectives: Collectives | None,
+) -> _Loaded:
+    loaded = load_weights(config, model_config, checkpoint, calls, collectives)
+
+    def over(kv_pool: KvPool) -> StepModel:
+        return create_native_model(config, loaded, calls, geometry, kv_pool, collectives)
+
+    return _Loaded(loaded.head, over)
+
+
+def _load_torch(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    checkpoint: Checkpoint,
+    geometry: KvGeometry,
+    device: torch.device,
+    collectives: Collectives | None,
+) -> _Loaded:
+    dtype = _DTYPES[config.dtype]
+    attention = create_attention(
+        config.attention, device, geometry, scale=model_config.attention_scale
+    )
+    model = load_model(
+        model_config,
+        WeightFiles(checkpoint.weights_paths),
+        dtype=dtype,
+        device=device,
+        layout=_resolve_layout(config, dtype),
+        collectives=collectives,
+    )
+
+    def over(kv_pool: KvPool) -> StepModel:
+        return TorchStepModel(model, attention, geometry, kv_pool.layers, device)
+
+    return _Loaded(model.head, over)
 
 
 def _open_device(config: EngineConfig, rank: RankSpec) -> torch.device:

@@ -33,9 +33,7 @@ def workspace_bytes(
     ``model`` has the sizes of one rank. The logits count whole, as rank 0 has them; while it joins
     them from all ranks they are in the weights' dtype alone, which takes less than what follows.
     """
-    # Beside decodes that use the budget up, whoever is left gets the smallest chunk.
-    num_decodes = config.max_num_seqs - 1
-    num_tokens = max(config.max_num_batched_tokens, num_decodes + config.min_prefill_chunk_tokens)
+    num_tokens = max_step_tokens(config)
     hidden = num_tokens * model.hidden_size
     # Beside the phases: residual stream, rotations, and the indices of the attention back end.
     steady = hidden * _FLOAT + num_tokens * model.head_dim * 2 * (bytes_per_element + _FLOAT)
@@ -47,6 +45,18 @@ def workspace_bytes(
     private = _ONEDNN_BYTES if config.device == "cpu" and config.weight_layout != "mapped" else 0
     tables = _table_bytes(config, model, max_request_tokens)
     return steady + phase + private + tables + _sum_bytes(config, hidden)
+
+
+def max_step_tokens(config: EngineConfig) -> int:
+    """New tokens of the largest step."""
+    # Beside decodes that use the budget up, whoever is left gets the smallest chunk.
+    num_decodes = config.max_num_seqs - 1
+    return max(config.max_num_batched_tokens, num_decodes + config.min_prefill_chunk_tokens)
+
+
+def max_logit_rows(config: EngineConfig) -> int:
+    """Rows of logits that exist at once."""
+    return max(config.max_num_seqs, _PROMPT_ROWS)
 
 
 def _sum_bytes(config: EngineConfig, num_hidden: int) -> int:
@@ -84,7 +94,7 @@ def _mlp_bytes(model: ModelConfig, num_tokens: int, element: int) -> int:
 
 
 def _logits_bytes(config: EngineConfig, model: ModelConfig, element: int) -> int:
-    num_rows = max(config.max_num_seqs, _PROMPT_ROWS)
+    num_rows = max_logit_rows(config)
     num_logits = num_rows * model.vocab_size
     # In the weights' dtype, and in float32 while they are reported.
     logits = num_logits * (element + 2 * _FLOAT)

@@ -1,0 +1,144 @@
+"""Compiled libraries on the disk: one per sources, processor and compiler, made on first use.
+
+    <cache>/step-<key>-<compiler>.so    the library, then the sha256 of all before it
+    <cache>/lock                        held by the process that compiles
+
+``key`` is of sources, flags, processor and torch's version. A folder that was copied from a node
+of the same kind serves here, too, even where there is no compiler. What fails its hash, or can't be
+loaded, is removed and made anew.
+"""
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.native.errors import CompiledStepUnavailable
+from engine.native.file_lock import held_lock
+from engine.native.library import StepLibrary
+from engine.native.processor import Processor
+from engine.native.toolchain import (
+    FLAGS,
+    Compiler,
+    compile_library,
+    find_compiler,
+    source_files,
+)
+
+logger = logging.getLogger(__name__)
+
+COMPILE_LIMIT_S = 60.0
+_DIGEST_BYTES = 32
+_KEY_CHARS = 20
+
+
+def library_key(processor: Processor, torch_version: str) -> str:
+    """Of everything but the compiler that makes a library another one."""
+    digest = hashlib.sha256()
+    for text in (*FLAGS, *sorted(processor.flags), torch_version):
+        digest.update(f"{text}\n".encode())
+    for path in source_files():
+        digest.update(path.name.encode() + b"\n" + path.read_bytes())
+    return digest.hexdigest()[:_KEY_CHARS]
+
+
+def find_libraries(cache: Path, key: str) -> list[Path]:
+    """Those in the cache, whichever compiler made them."""
+    return sorted(cache.glob(f"step-{key}-*.so"))
+
+
+class LibraryCache:
+    """The libraries in one folder, for this processor."""
+
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        *,
+        openmp: Path | None,
+        find: Callable[[], Compiler] = find_compiler,
+        limit_s: float = COMPILE_LIMIT_S,
+    ) -> None:
+        self._folder = folder
+        self._key = key
+        self._openmp = openmp
+        self._find = find
+        self._limit_s = limit_s
+
+    def open(self) -> StepLibrary:
+        """Load the library, after compiling it if need be.
+
+        Raises `CompiledStepUnavailable` without one: no compiler, or one that fails, hangs, or
+        makes what does not run here.
+        """
+        try:
+            compiler = self._find()
+        except CompiledStepUnavailable:
+            for path in find_libraries(self._folder, self._key):
+                library = self._load_cached(path)
+                if library is not None:
+                    return library
+            raise
+        name = hashlib.sha256(compiler.version.encode()).hexdigest()[:_KEY_CHARS]
+        path = self._folder / f"step-{self._key}-{name}.so"
+        library = self._load_cached(path)
+        if library is not None:
+            return library
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with held_lock(self._folder / "lock", limit_s=self._limit_s):
+                return self._load_cached(path) or self._compile(compiler, path)
+        except OSError as error:
+            logger.warning(
+                "the compiled step is not kept: %s can't be written (%s)", self._folder, error
+            )
+            return self._compile_unkept(compiler)
+
+    def _load_cached(self, path: Path) -> StepLibrary | None:
+        """None if there is none, or none that is whole."""
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning("the compiled step in %s can't be read (%s)", path, error)
+            return None
+        body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+        problem = "it is corrupt"
+        # The linker would trust a file that is cut short, and die by SIGBUS.
+        if hashlib.sha256(body).digest() == digest:
+            try:
+                return StepLibrary(path)
+            except CompiledStepUnavailable as error:
+                problem = str(error)
+        logger.warning("%s is compiled anew: %s", path, problem)
+        path.unlink(missing_ok=True)
+        return None
+
+    def _compile(self, compiler: Compiler, path: Path) -> StepLibrary:
+        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".new-", suffix=".so")
+        os.close(descriptor)
+        new = Path(name)
+        try:
+            library = self._compile_into(compiler, new)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+        return library
+
+    def _compile_unkept(self, compiler: Compiler) -> StepLibrary:
+        with tempfile.TemporaryDirectory(prefix="headwater-step-") as folder:
+            return self._compile_into(compiler, Path(folder) / "step.so")
+
+    def _compile_into(self, compiler: Compiler, target: Path) -> StepLibrary:
+        """Compiled, hashed and loaded: once mapped, the file may move or go."""
+        target.unlink(missing_ok=True)  # what is there then is the compiler's
+        compile_library(compiler, target, openmp=self._openmp, limit_s=self._limit_s)
+        digest = hashlib.sha256(target.read_bytes()).digest()
+        with target.open("ab") as file:
+            file.write(digest)
+            file.flush()
+            os.fsync(file.fileno())
+        return StepLibrary(target)

@@ -1,0 +1,111 @@
+"""The packed linear layers of a model: which there are, how they are filled from a checkpoint, and
+what the compiled step is told of each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.layers.linear import Linear
+from engine.models.loading import LAYER_LINEARS, LinearKind
+from engine.models.model_config import Shape
+from engine.models.tensor_source import HeldTensor, TensorSource
+from engine.native import library
+from engine.native.head import PanelHead
+from engine.native.pack_file import Bytes, PackedWeights
+from engine.native.packing import PanelShape, pack_bias, pack_panels
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLinear:
+    """One layer as the compiled step gets it."""
+
+    fields: library.Linear
+    bias: Tensor | None
+    """What ``fields`` points to."""
+    weights: PackedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensors:
+    """The tensors of one packed layer."""
+
+    shape: PanelShape
+    tensors: Sequence[HeldTensor]
+
+
+def plan_panels(source: TensorSource) -> dict[str, PackedTensors]:
+    """All layers of the rank that ``source`` is of, by the names of their sections."""
+    prefix = source.find_prefix()
+    shapes = source.config.layer_shapes()
+    planned: dict[str, PackedTensors] = {}
+    for index in range(source.config.num_layers):
+        layer = f"{prefix}layers.{index}."
+        for kind, modules in LAYER_LINEARS.items():
+            names = [f"{module}.weight" for module in modules]
+            tensors = list(source.held(layer, shapes, names))
+            planned[layer + kind] = _packed(tensors, is_interleaved=kind == "gate_up")
+    head = source.vocabulary_tensors(prefix)[1]
+    planned[head.name] = _packed([head], is_interleaved=False)
+    return planned
+
+
+def _packed(tensors: Sequence[HeldTensor], *, is_interleaved: bool) -> PackedTensors:
+    num_rows = tuple(tensor.held_shape[0] for tensor in tensors)
+    shape = PanelShape(tensors[0].held_shape[1], num_rows, is_interleaved)
+    return PackedTensors(shape, tensors)
+
+
+def pack_all(
+    source: TensorSource, planned: Mapping[str, PackedTensors]
+) -> Iterator[tuple[str, Bytes]]:
+    """The sections of the packed file, one layer at a time."""
+    for name, packed in planned.items():
+        panels = pack_panels(packed.shape, (source.take(tensor) for tensor in packed.tensors))
+        content: Bytes = panels.view(torch.uint8).flatten().numpy()
+        yield name, content
+
+
+@dataclass(frozen=True, slots=True)
+class PanelMaker:
+    """Makes a model's linear layers from packed weights; of the checkpoint it takes biases."""
+
+    source: TensorSource
+    planned: Mapping[str, PackedTensors]
+    weights: PackedWeights
+    calls: library.StepLibrary
+    num_threads: int
+    max_rows: int
+    """Rows of logits that are asked for at once, as a rule."""
+
+    def layer(self, prefix: str, shapes: Mapping[str, Shape], kind: LinearKind) -> PanelLinear:
+        packed = self.planned[prefix + kind]
+        names = [f"{module}.bias" for module in LAYER_LINEARS[kind]]
+        held = list(self.source.held(prefix, shapes, names))
+        bias = None
+        if held:
+            bias = pack_bias(packed.shape, (self.source.take(tensor) for tensor in held))
+        return self._linear(prefix + kind, bias)
+
+    def head(self, tensor: HeldTensor, table: Tensor) -> Linear:
+        return PanelHead(
+            self._linear(tensor.name, None).fields,
+            self.calls,
+            num_threads=self.num_threads,
+            max_rows=self.max_rows,
+        )
+
+    def _linear(self, name: str, bias: Tensor | None) -> PanelLinear:
+        packed = self.planned[name]
+        for tensor in packed.tensors:
+            self.source.weights.skip(tensor.name)
+        fields = library.Linear(
+            data=self.weights.address(name),
+            scales=None,
+            bias=None if bias is None else bias.data_ptr(),
+            format=library.WeightFormat.BF16,
+            in_features=packed.shape.in_features,
+            out_features=packed.shape.out_features,
+        )
+        return PanelLinear(fields, bias, self.weights)
