@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 from benchmarks.load import ClosedLoop
 from benchmarks.offline_fleet import OfflineFleet, OfflineLoad
 from benchmarks.result import BenchmarkResult, CaseResult
-from benchmarks.serving import MeasurementError, Server
 from benchmarks.serving_options import parse_target
+from benchmarks.serving_server import MeasurementError, Server
 from benchmarks.statistics import MIN_PAIRS, paired_ratio, percentile
 from benchmarks.workload import Workload, make_prompt
 from deployments.environment import headwater_home

@@ -27,8 +27,8 @@ from benchmarks.chat_workload import ChatWorkload
 from benchmarks.load import OpenLoop
 from benchmarks.machine import REPOSITORY
 from benchmarks.result import BenchmarkResult, CaseResult
-from benchmarks.serving import MeasurementError, Server
 from benchmarks.serving_options import parse_target
+from benchmarks.serving_server import MeasurementError, Server
 from benchmarks.serving_summary import compare
 from benchmarks.statistics import MIN_PAIRS
 from deployments.environment import headwater_home

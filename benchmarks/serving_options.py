@@ -81,15 +81,18 @@ def parse_options(argv: Sequence[str]) -> ServingOptions:
         parser.error(str(error))
 
 
-class _OneLineParser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
+    """Says in one line what it refuses."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _OneLineParser(
+    parser = OneLineParser(
         prog="benchmarks.serving",
         description="Measure an OpenAI-compatible server over HTTP.",
+        epilog="To start servers and measure them in turn: --peer vllm-server --help",
         allow_abbrev=False,
     )
     add = parser.add_argument

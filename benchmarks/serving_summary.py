@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from benchmarks.load import LoadOutcome
 from benchmarks.result import CaseResult
-from benchmarks.statistics import paired_ratio, percentile
+from benchmarks.statistics import MIN_PAIRS, paired_ratio, percentile
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 
@@ -49,7 +49,8 @@ def compare(
 ) -> list[CaseResult]:
     """Medians over the pairs' runs, and the paired ratio of each case (ours over the peer's).
 
-    A case that some run lacks is left out. A ratio needs a peer that never measured zero.
+    A case that some run lacks is left out. A ratio needs enough pairs, and a peer that never
+    measured zero.
     """
     ours = [{case.case: case for case in run} for run, _ in pairs]
     theirs = [{case.case: case for case in run} for _, run in pairs]
@@ -59,6 +60,7 @@ def compare(
             continue
         values = [run[name].value for run in ours]
         peer_values = [run[name].value for run in theirs]
+        has_ratio = len(pairs) >= MIN_PAIRS and min(peer_values) > 0.0
         compared.append(
             CaseResult(
                 case=name,
@@ -66,7 +68,7 @@ def compare(
                 unit=example.unit,
                 peer=peer,
                 peer_value=percentile(peer_values, 50.0),
-                ratio=paired_ratio(values, peer_values) if min(peer_values) > 0.0 else None,
+                ratio=paired_ratio(values, peer_values) if has_ratio else None,
             )
         )
     return compared
