@@ -132,39 +132,44 @@ inline void pack_values(const bf16* const* values, int num_keys, int num_pairs, 
     }
 }
 
-// One row of scores to weights relative to a running maximum: [begin, end) are visible. Returns the
-// factor for what was summed before.
+// Scores of one row, [begin, end) of them visible: the highest, and that of `maximum`.
+inline float raise_maximum(const float* left, const float* right, int begin, int end, float maximum,
+                           __m512 scores[4]) {
+    for (int i = 0; i < 4; ++i) scores[i] = _mm512_loadu_ps((i < 2 ? left : right) + i % 2 * 16);
+    if (begin > 0 || end < KEYS) {
+        const uint64_t until = end >= KEYS ? ~uint64_t(0) : (uint64_t(1) << std::max(0, end)) - 1;
+        const uint64_t visible = begin >= KEYS ? 0 : until & (~uint64_t(0) << begin);
+        for (int i = 0; i < 4; ++i)
+            scores[i] = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), __mmask16(visible >> 16 * i),
+                                           scores[i]);
+    }
+    const __m512 top =
+        _mm512_max_ps(_mm512_max_ps(scores[0], scores[1]), _mm512_max_ps(scores[2], scores[3]));
+    return std::max(maximum, _mm512_reduce_max_ps(top));
+}
+
+// One row of scores to weights relative to a running maximum (of scores as they come; `scale` turns
+// them into exponents of 2). Returns the factor for what was summed before.
 inline float soften(const float* left, const float* right, int begin, int end, float scale,
                     float& maximum, float& total, bf16* weights) {
-    const __m512 hidden = _mm512_set1_ps(-INFINITY);
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i first = _mm512_set1_epi32(begin), last = _mm512_set1_epi32(end);
-    __m512 s[4];
-    __m512 top = hidden;
-    for (int i = 0; i < 4; ++i) {
-        const __m512i index = _mm512_add_epi32(lane, _mm512_set1_epi32(16 * i));
-        const __mmask16 visible = _mm512_kand(_mm512_cmpge_epi32_mask(index, first),
-                                              _mm512_cmplt_epi32_mask(index, last));
-        const float* place = (i < 2 ? left : right) + i % 2 * 16;
-        s[i] = _mm512_mask_mul_ps(hidden, visible, _mm512_loadu_ps(place), _mm512_set1_ps(scale));
-        top = _mm512_max_ps(top, s[i]);
-    }
-    const float highest = std::max(maximum, _mm512_reduce_max_ps(top));
+    __m512 scores[4];
+    const float highest = raise_maximum(left, right, begin, end, maximum, scores);
     if (highest == -INFINITY) {  // nothing visible so far
         for (int i = 0; i < 4; ++i)
             _mm256_storeu_si256((__m256i*)(weights + 16 * i), _mm256_setzero_si256());
         return 1.0f;
     }
+    const __m512 base = _mm512_set1_ps(highest * scale), factor = _mm512_set1_ps(scale);
     __m512 sum = _mm512_setzero_ps();
     for (int i = 0; i < 4; ++i) {
-        const __m512 p = exp512(_mm512_sub_ps(s[i], _mm512_set1_ps(highest)));
+        const __m512 p = exp2_512(_mm512_fmsub_ps(scores[i], factor, base));
         sum = _mm512_add_ps(sum, p);
         store_bf16(weights + 16 * i, p);
     }
-    const float factor = maximum == highest ? 1.0f : std::exp(maximum - highest);
+    const float before = maximum == highest ? 1.0f : std::exp2((maximum - highest) * scale);
     maximum = highest;
-    total = total * factor + _mm512_reduce_add_ps(sum);
-    return factor;
+    total = total * before + _mm512_reduce_add_ps(sum);
+    return before;
 }
 
 // Where keys of positions [begin, begin + count) lie in the pool of one KV head.
@@ -205,6 +210,7 @@ class TileAttention {
           dim_(model.head_dim),
           num_shared_(model.num_heads / model.num_kv_heads),
           num_panels_(int(scratch.panels())),
+          scale_(model.attention_scale * 1.44269504f),
           row_size_(int64_t(2) * model.num_kv_heads * model.head_dim),
           value_offset_(int64_t(model.num_kv_heads) * model.head_dim) {}
 
@@ -241,6 +247,7 @@ class TileAttention {
                 for (int i = 0; i < count; ++i) own[i] = places[i] + head * dim_;
                 attend_keys(head, key, key == begin, own, count);
             }
+            ask_rest();
             std::copy(coming, coming + num_coming, places);
             count = num_coming;
         }
@@ -277,7 +284,7 @@ class TileAttention {
             const float* scores = scratch_.scores + row * PANEL;
             const float factor =
                 soften(scores, scores + int64_t(num_rows_) * PANEL, int(std::max<int64_t>(0, seen)),
-                       int(std::min<int64_t>(count, position + 1 - key)), model_.attention_scale,
+                       int(std::min<int64_t>(count, position + 1 - key)), scale_,
                        scratch_.maxima[offset + row], scratch_.totals[offset + row],
                        scratch_.weights + row * KEYS);
             if (factor != 1.0f && !is_first) scale_row(sums + row * PANEL, factor);
@@ -298,6 +305,15 @@ class TileAttention {
         const bf16* data = coming_[token] + num_asked_bytes_ % row_bytes / 2;
         num_asked_bytes_ += int64_t(num_pairs) * PANEL * 4;
         return data;
+    }
+
+    // Few keys, as at the end of a context, read less than what comes next.
+    void ask_rest() const {
+        const int64_t row_bytes = row_size_ * 2, end = num_coming_ * row_bytes;
+        for (int64_t byte = num_asked_bytes_; byte < end; byte += 64) {
+            const char* row = reinterpret_cast<const char*>(coming_[byte / row_bytes]);
+            _mm_prefetch(row + byte % row_bytes, _MM_HINT_T0);
+        }
     }
 
     void scale_row(float* sums, float factor) const {
@@ -327,6 +343,7 @@ class TileAttention {
     const bf16* pool_;
     AttentionScratch& scratch_;
     const int dim_, num_shared_, num_panels_;
+    const float scale_;
     const int64_t row_size_, value_offset_;
     const bf16* const* coming_ = nullptr;  // rows of the next keys
     int num_coming_ = 0;

@@ -28,8 +28,8 @@ inline void multiply_rows(const bf16* a, int64_t a_stride, const bf16* panel, in
     }
     for (int k = 0; k < num_pairs; ++k) {
         if (HAS_AHEAD) {
-            _mm_prefetch(ahead.data, _MM_HINT_T1);
-            _mm_prefetch(ahead.data + 64, _MM_HINT_T1);
+            _mm_prefetch(ahead.data, _MM_HINT_T0);
+            _mm_prefetch(ahead.data + 64, _MM_HINT_T0);
             ahead.data += ahead.step;
         }
         const __m512i b0 = _mm512_loadu_si512(panel + k * 2 * PANEL);

@@ -70,3 +70,17 @@ inline __m512 exp512(__m512 x) {
     const __m512 scaled = _mm512_scalef_ps(p, n);
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.33f), _CMP_GT_OQ), scaled);
 }
+
+// 2^x for x <= 0 within 4e-6 of itself; 0 below -149. The Taylor series of degree 5 on [-1/2, 1/2].
+inline __m512 exp2_512(__m512 x) {
+    const __m512 clamped = _mm512_max_ps(x, _mm512_set1_ps(-160.0f));
+    const __m512 n = _mm512_roundscale_ps(clamped, 8);
+    const __m512 r = _mm512_sub_ps(clamped, n);
+    __m512 p = _mm512_set1_ps(1.3333558e-3f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.6181291e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.5504109e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.4022651e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.9314718e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
