@@ -17,6 +17,9 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1
 
+# The compiler makes the decoder's step for the processor that the container runs on, once.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+
 RUN useradd --create-home --uid 10001 headwater \
     && install --directory --owner headwater --group headwater /opt/headwater /var/lib/headwater
 WORKDIR /opt/headwater

@@ -19,6 +19,7 @@ endif
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+CPP_FILES := $(wildcard engine/native/source/*)
 INSTALLED := .venv/.installed
 
 .PHONY: help setup serve test unit integration cluster check lint types layers format docs bench fuzz
@@ -59,6 +60,7 @@ check: lint types layers unit ## Check format, lint, types, layers and unit test
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 
 types: setup
 	$(BIN)/mypy
@@ -69,6 +71,7 @@ layers: setup
 format: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP_FILES)
 
 docs: setup ## Write docs/configuration.md and docs/capacity.md from the code and the results
 	$(BIN)/python -m deployments.config_reference > docs/configuration.md
