@@ -41,10 +41,9 @@ class Contestant:
 
     @property
     def label(self) -> str:
-        """With its own version in front of those of what it runs on."""
-        return " ".join(
-            [self.name, *(f"{name} {version}" for name, version in self.versions.items())]
-        )
+        """Its name, and the versions of what it runs on."""
+        versions = ", ".join(f"{package} {version}" for package, version in self.versions.items())
+        return f"{self.name} ({versions})" if versions else self.name
 
     def describe(self, names: PathNames) -> dict[str, Any]:
         """For the result file: what to type to start it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +42,7 @@ print(json.dumps(versions))
 RAY_LLM = ("ray[serve]==2.60.0", "jsonref", "pyarrow")
 """What ray.serve.llm needs of the extra `ray[llm]`, which would bring vLLM's build for CUDA."""
 
+EnsureEnvironment = Callable[[str, Sequence[str], Sequence[str], Path], Path]
 MakeContestant = Callable[[Path, Path, str, int, Mapping[str, str]], Contestant]
 
 
@@ -60,13 +61,22 @@ _PEERS = {
 }
 
 
-def make_peer(name: str, *, model: str, model_folder: Path, home: Path, folder: Path) -> Contestant:
+def make_peer(
+    name: str,
+    *,
+    model: str,
+    model_folder: Path,
+    home: Path,
+    folder: Path,
+    ensure: EnsureEnvironment = ensure_environment,
+) -> Contestant:
     """The peer called `name`, ready to be started on a free port; installs it if it is not there.
 
-    `folder` is short-lived, and its path short: Ray puts Unix sockets into it.
+    `folder` is short-lived, and its path short: Ray puts Unix sockets into it. Raises
+    PeerEnvironmentError.
     """
     peer = _PEERS[name]
-    python = ensure_environment(peer.environment, peer.requirements, VLLM_REMOVED, home)
+    python = ensure(peer.environment, peer.requirements, VLLM_REMOVED, home)
     versions = _versions_in(python)
     environment = {
         **vllm_environment(sorted(os.sched_getaffinity(0))),

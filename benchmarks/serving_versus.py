@@ -68,27 +68,33 @@ def _run(options: VersusOptions, folder: Path) -> int:
     model = _model_of(options.file)
     home = options.peer_home or peers_home(headwater_home())
     contestants = [_ours(options, model, folder), *_peers(options, model, home, folder)]
+    names = PathNames(
+        {home: "PEER_HOME", folder: "FOLDER", REPOSITORY: "REPOSITORY", Path.home(): "~"}
+    )
+    compare_contestants(contestants, options, folder, names)
+    return 0
+
+
+def compare_contestants(
+    contestants: Sequence[Contestant], options: VersusOptions, folder: Path, names: PathNames
+) -> None:
+    """Measure them in rounds, print the table, write the result.
+
+    Raises MeasurementError or ServerProcessError, without a result then.
+    """
     rounds = measure_rounds(
         contestants, options.num_rounds, partial(measure_start, options=options, folder=folder)
     )
     print(table_of(rounds))
     check_floors(rounds, options.floors)
-    names = PathNames(
-        {home: "PEER_HOME", folder: "FOLDER", REPOSITORY: "REPOSITORY", Path.home(): "~"}
-    )
+    servers = {each.name: _describe_server(each, rounds[each.name], names) for each in contestants}
     BenchmarkResult.of_this_machine(
         name="serving",
-        config={
-            **_describe(options, folder),
-            "servers": {
-                each.name: _describe_server(each, rounds[each.name], names) for each in contestants
-            },
-        },
+        config={**_describe(options, folder), "servers": servers},
         seed=options.workload.seed,
         results=versus_cases(rounds, {each.name: each.label for each in contestants}),
     ).write(options.out)
     print(f"written to {options.out}")
-    return 0
 
 
 def _model_of(file: Path) -> str:

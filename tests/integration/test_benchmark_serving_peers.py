@@ -13,11 +13,14 @@ import psutil
 import pytest
 
 from benchmarks.machine import REPOSITORY
-from benchmarks.serving_contestants import Contestant
+from benchmarks.result import read_result
+from benchmarks.serving_contestants import OURS, Contestant
+from benchmarks.serving_log import PathNames
 from benchmarks.serving_options import parse_target
 from benchmarks.serving_process import ServerProcess, ServerProcessError
 from benchmarks.serving_rounds import measure_start
 from benchmarks.serving_server import MeasurementError
+from benchmarks.serving_versus import compare_contestants
 from benchmarks.serving_versus_options import VersusOptions, parse_versus_options
 from deployments.local_environment import free_port
 
@@ -26,10 +29,10 @@ pytestmark = pytest.mark.integration
 STAND_IN = Path(__file__).with_name("serving_stand_in.py")
 
 
-def make_contestant(mode: str = "right") -> Contestant:
+def make_contestant(mode: str = "right", name: str = "stand-in") -> Contestant:
     port = free_port()
     target = parse_target(f"http://127.0.0.1:{port}", model="m", api_key=None, allow_remote=False)
-    return Contestant("stand-in", target, (sys.executable, str(STAND_IN), str(port), mode))
+    return Contestant(name, target, (sys.executable, str(STAND_IN), str(port), mode))
 
 
 def make_options(*arguments: str) -> VersusOptions:
@@ -64,6 +67,24 @@ def test_a_start_gives_a_run_per_concurrency_and_leaves_no_process(tmp_path: Pat
     assert [is_gone(pid) for pid in worker_pids(tmp_path)] == [True]
     measure_start(contestant, 1, options, tmp_path)  # its port is free again
     assert [is_gone(pid) for pid in worker_pids(tmp_path)] == [True, True]
+
+
+def test_a_comparison_is_written_with_what_was_started_and_said(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    contestants = [make_contestant(name=OURS), make_contestant(name="vllm-server")]
+    arguments = ["--out", str(out), "--rounds", "1", "--requests-per-client", "2"]
+    options = make_options(*arguments, "--concurrency", "2")
+    names = PathNames({REPOSITORY: "REPOSITORY", Path(sys.executable).parent: "BIN"})
+    compare_contestants(contestants, options, tmp_path, names)
+    result = read_result(out)
+    speed = next(case for case in result.results if case.case.startswith("c2_output_tokens_per_s"))
+    assert speed.case == "c2_output_tokens_per_s_vs_vllm-server"
+    assert speed.peer_value is not None
+    described = result.config["servers"]["vllm-server"]
+    assert "REPOSITORY/tests/integration/serving_stand_in.py" in described["command"]
+    assert described["tokens_per_s_of_rounds"] == {"c2": [round(speed.peer_value, 1)]}
+    assert any("POST" in line for line in described["log_tail"])
+    assert str(REPOSITORY) not in out.read_text()
 
 
 def test_answers_that_are_too_short_are_no_measurement(tmp_path: Path) -> None:
