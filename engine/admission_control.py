@@ -1,7 +1,8 @@
 """Who may start now, and who may be sent away for it. Decides; changes nothing.
 
 A sequence must find room for all its tokens now, and one more block for everybody that runs; how
-far all of them will grow is another's to say.
+far all of them will grow is another's to say. Where steps are limited for the sake of streams, the
+tokens of all that run are, too.
 """
 
 from collections.abc import Sequence as OrderedSequences
@@ -45,7 +46,21 @@ class AdmissionControl:
         num_groups = self._blocks.num_groups
         if self._blocks.num_free_blocks < self._reserved_beside(len(self._running)):
             return False
+        if not self.has_room_for_context(sequence):
+            return False
         return self._demand.fits(self._running.sequences, sequence, num_new_blocks=num_groups)
+
+    def has_room_for_context(
+        self, sequence: Sequence, *, leaving: OrderedSequences[Sequence] = ()
+    ) -> bool:
+        """Whether the tokens of all that run, but those who leave for it, and its own are no more
+        than may be.
+        """
+        most = self._limits.max_context_tokens
+        if most is None or len(leaving) == len(self._running):
+            return True
+        num_tokens = sum([s.num_tokens for s in self._running])
+        return num_tokens - sum([s.num_tokens for s in leaving]) + sequence.num_tokens <= most
 
     def find_victims(self, urgent: Sequence) -> list[Sequence]:
         """Those of a lower class that come after ``urgent``, whom it may take places and blocks
@@ -69,6 +84,8 @@ class AdmissionControl:
         self, sequence: Sequence, hit: PrefixHit, *, leaving: OrderedSequences[Sequence]
     ) -> bool:
         """Beside all that run but those who leave for it."""
+        if not self.has_room_for_context(sequence, leaving=leaving):
+            return False
         num_new_blocks = self._blocks.num_admission_blocks(
             sequence, hit, chunk_tokens=self._limits.max_tokens
         )

@@ -258,6 +258,7 @@ class Engine:
         time = StepTime(started_s, self._clock())
         if outcome == "ok":
             self._meter.record(time.duration_s, count_prefill_tokens(plan))
+            self._step_limits.record_time(plan, started_s=started_s, ended_s=time.ended_s)
         return self._recorder.record(plan, time, self._scheduler, self._blocks, outcome)
 
     def _give_up(self, plan: StepPlan, error: StepOutOfMemory) -> None:

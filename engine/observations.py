@@ -10,6 +10,9 @@ import msgspec
 
 from engine.messages import TimelineEvent
 
+LimitReason = Literal["configured", "tpot_target", "memory", "length"]
+"""Why a step may not be larger: ``length``: who waits first would bring too much context."""
+
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """What one step was, for operators; kept in a ring by the engine's front."""
@@ -35,6 +38,14 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     max_seqs: int
     """Sequences that may run, in force."""
     outcome: Literal["ok", "out_of_memory", "failed"] = "ok"
+    max_context_tokens: int | None = None
+    """Of all that run, in force; None without a limit."""
+    limit_reason: LimitReason = "configured"
+    """Of the limits in force."""
+    num_recomputed_tokens: int = 0
+    """Of the prefill tokens, those that had been computed before."""
+    num_padding_tokens: int = 0
+    """Computed for nobody."""
 
 
 class RequestNote(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +71,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Of them, those computed again after a preemption."""
     num_kv_tokens: int = 0
     """Now: tokens that running sequences have KV of, shared ones counted for each."""
+    batch_efficiency: float = 1.0
+    """Of the tokens of the last steps, the share that somebody needed: neither padding nor computed
+    again.
+    """
 
 
 class MemoryBytes(msgspec.Struct, frozen=True, array_like=True):

@@ -25,6 +25,7 @@ from engine.step import (
     StepResult,
     TableUpdate,
 )
+from engine.step_time import measure_work
 
 _LN_2 = 0.6931471805599453
 
@@ -102,7 +103,9 @@ class PacedRunner:
                     self._slots[slot].digest = digests[-1]
                 sampled.append(self._draw(slot, digests[-1], entry.start + entry.num_tokens))
         self._sleep(max(0.0, self._step_time_s(plan) - (self._clock() - started_s)))
-        return StepResult(plan.step_id, tuple(sampled), tuple(prompt_logprobs))
+        return StepResult(
+            plan.step_id, tuple(sampled), tuple(prompt_logprobs), self._num_padding_tokens(plan)
+        )
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         """Go on with the tokens of another rank."""
@@ -121,13 +124,19 @@ class PacedRunner:
         self._kv = PacedKv(0, self._block_size)
 
     def _step_time_s(self, plan: StepPlan) -> float:
-        num_decodes = sum(entry.is_last_pending for entry in plan.scheduled)
-        num_prefill_tokens = plan.num_tokens - num_decodes
+        config, work = self._config, measure_work(plan.scheduled)
+        padding_s = config.per_prefill_token_s if work.num_prefill_tokens else config.per_decode_s
         return (
-            self._config.step_base_s
-            + self._config.per_decode_s * num_decodes
-            + self._config.per_prefill_token_s * num_prefill_tokens
+            config.step_base_s
+            + config.per_decode_s * work.num_decodes
+            + config.per_prefill_token_s * work.num_prefill_tokens
+            + config.per_context_token_s * work.num_context_tokens
+            + config.per_attended_token_s * work.num_attended_tokens
+            + padding_s * self._num_padding_tokens(plan)
         )
+
+    def _num_padding_tokens(self, plan: StepPlan) -> int:
+        return -plan.num_tokens % self._config.bucket_tokens
 
     def _release(self, slot: int) -> None:
         state = self._slots.pop(slot, None)

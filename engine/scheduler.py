@@ -23,12 +23,14 @@ from engine.config import EngineConfig
 from engine.kv_demand import KvDemand, create_kv_demand
 from engine.messages import FinishReason
 from engine.notes import Notes
+from engine.observations import LimitReason
 from engine.plan_draft import PlanDraft
 from engine.result_match import match_result
 from engine.running_set import RunningSet
 from engine.sequence import Sequence
 from engine.step import ScheduledSequence, StepPlan, StepResult, TableUpdate
 from engine.step_limits import StepLimits
+from engine.step_time import StepWork
 from engine.waiting_queue import WaitingQueue
 
 
@@ -43,6 +45,8 @@ class SchedulerTotals:
     num_generated_tokens: int = 0
     num_recomputed_tokens: int = 0
     """Computed again by sequences that gave way."""
+    num_padding_tokens: int = 0
+    """Computed by the runner beside what was planned."""
 
 
 class Scheduler:
@@ -56,7 +60,6 @@ class Scheduler:
         limits: StepLimits | None = None,
         demand: KvDemand | None = None,
     ) -> None:
-        self._min_prefill_tokens = config.min_prefill_chunk_tokens
         self._blocks = blocks
         self._notes = notes or Notes()
         self._waiting = WaitingQueue()
@@ -92,6 +95,13 @@ class Scheduler:
         return sum([s.num_uncomputed_tokens - s.is_last_on_device for s in self._running.sequences])
 
     @property
+    def limit_reason(self) -> LimitReason:
+        """Why no more is computed in a step."""
+        if self._waiting and not self._admission.has_room_for_context(self._waiting.first):
+            return "length"
+        return self.limits.reason
+
+    @property
     def num_kv_tokens(self) -> int:
         """Tokens that running sequences have KV of; shared ones count for each."""
         return sum([s.num_computed_tokens for s in self._running.sequences])
@@ -121,7 +131,7 @@ class Scheduler:
             self._make_way()
         draft = PlanDraft()
         unfinished = self._plan_decodes(draft)
-        self._plan_prompts(draft, unfinished, self._prompt_budget(len(draft.scheduled)))
+        self._plan_prompts(draft, unfinished, self._prompt_budget())
         assert draft.scheduled, "sequences are here, but none of them can advance"
         return self._seal(draft)
 
@@ -149,6 +159,7 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 self.totals.num_generated_tokens -= sequence.finish_reason is FinishReason.ERROR
                 self._end(sequence)
+        self.totals.num_padding_tokens += result.num_padding_tokens
         self._blocks.commit()
         self.limits.record_fit()
         return advanced
@@ -175,7 +186,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless slots, queues and blocks agree."""
         self._running.check_integrity()
-        assert len(self._running) <= self.limits.max_seqs, "more run than may"
+        assert len(self._running) <= self.limits.max_seqs_of_memory, "more run than may"
         for sequences in (self._running, self._waiting):
             orders = [sequence.order for sequence in sequences]
             assert orders == sorted(set(orders)), "sequences stand out of order"
@@ -186,9 +197,18 @@ class Scheduler:
             assert sequence.finish_reason is None, "a finished sequence is still here"
         self._blocks.check_integrity(self._running)
 
-    def _prompt_budget(self, num_decodes: int) -> int:
-        """Tokens that a step of ``num_decodes`` has left for prompts."""
-        return max(self.limits.max_tokens - num_decodes, self._min_prefill_tokens)
+    def _prompt_budget(self) -> int:
+        """Tokens that the step has for prompts beside the decodes of all that run."""
+        running = self._running.sequences
+        contexts = [s.num_computed_tokens for s in running if s.is_last_on_device]
+        starts = [s.num_computed_tokens for s in running if not s.is_last_on_device]
+        # Samples that wait for the prompt of their first one compute nothing.
+        num_new = sum([s.num_expected_hit_tokens < s.num_tokens for s in self._waiting])
+        return self.limits.prompt_tokens(
+            StepWork(num_decodes=len(contexts), num_context_tokens=sum(contexts)),
+            start=starts[0] if starts else 0,
+            num_prompts=len(starts) + num_new,
+        )
 
     def _make_way(self) -> None:
         """For the first that waits: lower classes that come after it leave, if that helps in this
@@ -203,7 +223,7 @@ class Scheduler:
                 if s.order < urgent.order
             ]
         )
-        if num_prompt_tokens >= self._prompt_budget(sum([s.is_last_on_device for s in running])):
+        if num_prompt_tokens >= self._prompt_budget():
             return  # those before use the budget up
         victims = self._admission.find_victims(urgent)
         while victims and self._admission.find_start(urgent) is None:

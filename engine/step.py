@@ -136,6 +136,8 @@ class StepResult:
     """One for each of the plan's ``sampling_slots``, in the plan's order."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """One for each chunk of a slot whose sampling asks for them, in the plan's order."""
+    num_padding_tokens: int = 0
+    """Computed beside those of the plan, to fill a shape that the device has code for."""
 
 
 class ModelRunner(Protocol):

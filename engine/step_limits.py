@@ -1,65 +1,85 @@
-"""How large a step may be: what is configured, less when memory did not suffice.
+"""How large a step may be: what is configured, less for memory's sake or for that of the streams.
 
-Halved when a step does not fit, raised slowly after many that did (additive increase,
-multiplicative decrease, as in Chiu and Jain: Analysis of the Increase and Decrease Algorithms for
-Congestion Avoidance in Computer Networks, 1989). Must not know sequences.
+Must not know sequences, and reads no clock.
 """
 
 from engine.config import EngineConfig
+from engine.load_limits import LoadLimits
+from engine.memory_limits import MemoryLimits
+from engine.observations import LimitReason
 from engine.step import StepPlan
+from engine.step_time import StepWork, measure_work
 
-GOOD_STEPS_PER_RAISE = 512
-_RAISES_TO_FULL = 16
-_MAX_TRIES_OF_SMALLEST = 3
-"""What does not fit now may do so when others have given memory back."""
+_MOST_OVERHEAD = 0.5
+"""Of a step's time: a longer time before it was not spent on it, there was nothing to do."""
 
 
 class StepLimits:
     """Owner of the limits in force."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self._memory = MemoryLimits(config)
+        self._load = LoadLimits(config)
+        self._min_prefill_tokens = config.min_prefill_chunk_tokens
         self._most_tokens = config.max_num_batched_tokens
         self._most_seqs = config.max_num_seqs
-        self._min_prefill_tokens = config.min_prefill_chunk_tokens
-        self.max_tokens = config.max_num_batched_tokens
+        self._last_ended_s: float | None = None
+
+    @property
+    def max_tokens(self) -> int:
         """Token budget of one step."""
-        self.max_seqs = config.max_num_seqs
-        """Sequences that may run."""
-        self._num_good_steps = 0
-        self._num_tries_of_smallest = 0
+        return min(self._memory.max_tokens, self._load.max_tokens)
+
+    @property
+    def max_seqs(self) -> int:
+        """Sequences that may be admitted, those that run included."""
+        return min(self._memory.max_seqs, self._load.max_seqs)
+
+    @property
+    def max_seqs_of_memory(self) -> int:
+        """Sequences that can run: never more do."""
+        return self._memory.max_seqs
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Tokens that running sequences may have all together, when one more is admitted."""
+        return self._load.max_context_tokens
+
+    @property
+    def reason(self) -> LimitReason:
+        """Why the limits are what they are; nobody is held up by the context of others."""
+        memory, load = self._memory, self._load
+        if memory.max_tokens < min(self._most_tokens, load.max_tokens) or (
+            memory.max_seqs < min(self._most_seqs, load.max_seqs)
+        ):
+            return "memory"
+        return "tpot_target" if load.is_limiting else "configured"
+
+    def prompt_tokens(self, decodes: StepWork, *, start: int, num_prompts: int) -> int:
+        """Tokens that the next step has for prompts beside ``decodes``, at least the smallest
+        chunk. The first prompt goes on at position ``start``, and ``num_prompts`` are computed or
+        wait.
+        """
+        most = self._memory.max_tokens - decodes.num_decodes
+        tokens = self._load.prompt_tokens(decodes, start=start, num_prompts=num_prompts, most=most)
+        return max(tokens, self._min_prefill_tokens)
 
     def shrink(self, plan: StepPlan) -> bool:
-        """``plan`` did not fit: make later ones smaller. ``False`` when there is no smaller one
-        and it was tried often enough.
+        """``plan`` did not fit into memory: make later ones smaller. ``False`` when there is no
+        smaller one and it was tried often enough.
         """
-        self._num_good_steps = 0
-        num_decodes = sum(entry.is_last_pending for entry in plan.scheduled)
-        num_seqs = sum(max(1, len(entry.sampling_slots)) for entry in plan.scheduled)
-        num_tokens = plan.num_tokens
-        if num_tokens - num_decodes > self._min_prefill_tokens:
-            self.max_tokens = max(self._min_prefill_tokens, min(self.max_tokens, num_tokens) // 2)
-        elif num_seqs > 1:
-            self.max_seqs = num_seqs // 2
-        else:
-            self._num_tries_of_smallest += 1
-            if self._num_tries_of_smallest == _MAX_TRIES_OF_SMALLEST:
-                self._num_tries_of_smallest = 0
-                return False
-            return True
-        self._num_tries_of_smallest = 0
-        return True
+        return self._memory.shrink(plan)
 
     def record_fit(self) -> None:
-        """A step fitted."""
-        self._num_tries_of_smallest = 0
-        if self.max_tokens == self._most_tokens and self.max_seqs == self._most_seqs:
-            return
-        self._num_good_steps += 1
-        if self._num_good_steps == GOOD_STEPS_PER_RAISE:
-            self._num_good_steps = 0
-            self.max_tokens = _raised(self.max_tokens, self._most_tokens)
-            self.max_seqs = _raised(self.max_seqs, self._most_seqs)
+        """A step fitted into memory."""
+        self._memory.record_fit()
 
-
-def _raised(limit: int, most: int) -> int:
-    return min(most, limit + max(1, most // _RAISES_TO_FULL))
+    def record_time(self, plan: StepPlan, *, started_s: float, ended_s: float) -> None:
+        """``plan`` was carried out. What its streams waited counts: from the end of the step before
+        it, unless there was nothing to do; a step may also be planned before that.
+        """
+        time_s = ended_s - started_s
+        last_s, self._last_ended_s = self._last_ended_s, ended_s
+        if last_s is not None and started_s - last_s <= _MOST_OVERHEAD * time_s:
+            time_s = ended_s - last_s
+        self._load.record(measure_work(plan.scheduled), time_s)

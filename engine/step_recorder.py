@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple
 
+from engine.batch_efficiency import BatchEfficiency
 from engine.block_manager import BlockManager
 from engine.observations import EngineStats, StepRecord
 from engine.scheduler import Scheduler
@@ -31,7 +32,10 @@ class StepRecorder:
         self._busy_time_s = 0.0
         self._num_out_of_memory_steps = 0
         self._num_computed_prompt_tokens = 0
+        self._efficiency = BatchEfficiency()
         self._num_reported_preemptions = 0
+        self._num_reported_again = 0
+        self._num_reported_padding = 0
         self._num_reported_finished = 0
 
     def record(
@@ -44,7 +48,10 @@ class StepRecorder:
     ) -> StepRecord:
         """Of a plan that was executed, or was tried; after all that followed from it."""
         num_prefill_tokens = count_prefill_tokens(plan)
-        num_preemptions = scheduler.totals.num_preemptions
+        totals = scheduler.totals
+        num_preemptions = totals.num_preemptions
+        num_recomputed = totals.num_recomputed_tokens - self._num_reported_again
+        num_padding = totals.num_padding_tokens - self._num_reported_padding
         record = StepRecord(
             step_id=plan.step_id,
             started_s=time.started_s,
@@ -60,13 +67,25 @@ class StepRecorder:
             max_tokens=scheduler.limits.max_tokens,
             max_seqs=scheduler.limits.max_seqs,
             outcome=outcome,
+            max_context_tokens=scheduler.limits.max_context_tokens,
+            limit_reason=scheduler.limit_reason,
+            num_recomputed_tokens=num_recomputed,
+            num_padding_tokens=num_padding,
         )
         self._num_steps += 1
         self._busy_time_s += time.duration_s
         self._num_out_of_memory_steps += outcome == "out_of_memory"
         if outcome == "ok":
             self._num_computed_prompt_tokens += num_prefill_tokens
+            self._efficiency.record(
+                num_tokens=num_prefill_tokens + record.num_decodes,
+                num_recomputed=num_recomputed,
+                num_padding=num_padding,
+                now_s=time.ended_s,
+            )
         self._num_reported_preemptions = num_preemptions
+        self._num_reported_again = totals.num_recomputed_tokens
+        self._num_reported_padding = totals.num_padding_tokens
         self._num_reported_finished = self.num_finished
         return record
 
@@ -80,6 +99,7 @@ class StepRecorder:
             num_computed_prompt_tokens=self._num_computed_prompt_tokens,
             num_recomputed_tokens=scheduler.totals.num_recomputed_tokens,
             num_kv_tokens=scheduler.num_kv_tokens,
+            batch_efficiency=self._efficiency.share,
         )
 
 

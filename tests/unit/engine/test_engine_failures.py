@@ -76,6 +76,8 @@ class Tracer:
         "prefix_cache.py",
         "running_set.py",
         "sequence.py",
+        "load_limits.py",
+        "memory_limits.py",
         "step_limits.py",
         "waiting_queue.py",
     )

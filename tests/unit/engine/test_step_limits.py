@@ -1,70 +1,131 @@
-"""The limits in force: halved when memory does not suffice, raised slowly when it does."""
+"""The limits in force: the least of those for memory's sake and for that of the streams."""
 
 from engine.config import EngineConfig
 from engine.step import ScheduledSequence, StepPlan
-from engine.step_limits import GOOD_STEPS_PER_RAISE, StepLimits
+from engine.step_limits import StepLimits
+from engine.step_time import StepWork
 
-CONFIG = EngineConfig(max_num_seqs=64, max_num_batched_tokens=512, min_prefill_chunk_tokens=16)
-
-
-def make_plan(num_decodes: int, *chunks: int) -> StepPlan:
-    decodes = [ScheduledSequence(i, 9, (), True, (), (i,)) for i in range(num_decodes)]
-    prompts = [ScheduledSequence(99 + i, 0, (7,) * chunk, False) for i, chunk in enumerate(chunks)]
-    return StepPlan(1, (), (), (), (), (*decodes, *prompts))
+BASE_S, PER_PREFILL_S, PER_DECODE_S = 0.008, 0.00025, 0.0001
+SIXTEEN = StepWork(num_decodes=16, num_context_tokens=1600)
+DECODE_S = BASE_S + 16 * PER_DECODE_S
 
 
-def test_the_budget_is_halved_down_to_the_smallest_chunk() -> None:
-    limits, seen = StepLimits(CONFIG), []
-    while limits.max_tokens > 16:
-        assert limits.shrink(make_plan(0, limits.max_tokens))
-        seen.append(limits.max_tokens)
-    assert seen == [256, 128, 64, 32, 16]
-    assert limits.max_seqs == 64
+def make_plan(step_id: int, num_decodes: int, num_prefill_tokens: int) -> StepPlan:
+    decodes = [ScheduledSequence(i, 100, (), True) for i in range(num_decodes)]
+    prompts = []
+    if num_prefill_tokens:
+        prompts = [ScheduledSequence(99, 0, (7,) * num_prefill_tokens, False)]
+    return StepPlan(step_id, (), (), (), (), (*decodes, *prompts))
 
 
-def test_half_of_a_step_that_was_smaller_than_the_budget_is_taken() -> None:
-    limits = StepLimits(CONFIG)
-    assert limits.shrink(make_plan(20, 100))
-    assert limits.max_tokens == 60
+def make_limits(
+    *, target_s: float | None = None, max_step_stretch: float | None = 2.0, num_steps: int = 200
+) -> StepLimits:
+    """After ``num_steps`` of many sizes, back to back, with a tenth of their time between them."""
+    limits = StepLimits(
+        EngineConfig(
+            max_num_seqs=64,
+            max_num_batched_tokens=512,
+            min_prefill_chunk_tokens=16,
+            tpot_target_s=target_s,
+            max_step_stretch=max_step_stretch,
+        )
+    )
+    now_s = 50.0
+    for step in range(num_steps):
+        num_decodes, num_prefill = 1 + step * 7 % 40, 0 if step % 2 else 1 + step * 31 % 200
+        time_s = BASE_S + PER_DECODE_S * num_decodes + PER_PREFILL_S * num_prefill
+        limits.record_time(
+            make_plan(step, num_decodes, num_prefill),
+            started_s=now_s + 0.1 * time_s,
+            ended_s=now_s + time_s,
+        )
+        now_s += time_s
+    return limits
 
 
-def test_where_no_prompt_can_be_cut_fewer_sequences_run() -> None:
-    limits = StepLimits(CONFIG)
-    assert limits.shrink(make_plan(50))
-    assert (limits.max_seqs, limits.max_tokens) == (25, 512)
-    assert limits.shrink(make_plan(10, 16))
-    assert limits.max_seqs == 5
-    assert limits.shrink(make_plan(1, 1))
-    assert limits.max_seqs == 1
+def prompt_tokens(limits: StepLimits, decodes: StepWork, num_prompts: int = 1) -> int:
+    return limits.prompt_tokens(decodes, start=0, num_prompts=num_prompts)
 
 
-def test_the_smallest_step_is_tried_three_times() -> None:
-    limits = StepLimits(CONFIG)
-    smallest = make_plan(1)
-    assert [limits.shrink(smallest) for _ in range(4)] == [True, True, False, True]
-    limits.record_fit()
-    assert [limits.shrink(make_plan(0, 16)) for _ in range(3)] == [True, True, False]
+def test_before_steps_were_measured_the_budget_is_what_decodes_leave_of_the_configured_one() -> (
+    None
+):
+    for target_s in (None, 0.02):
+        limits = make_limits(target_s=target_s, num_steps=0)
+        assert prompt_tokens(limits, SIXTEEN) == 512 - 16
+        assert (limits.max_tokens, limits.max_seqs, limits.max_context_tokens) == (512, 64, None)
+        assert limits.reason == "configured"
 
 
-def test_good_steps_raise_both_limits_by_a_sixteenth_up_to_what_is_configured() -> None:
-    limits = StepLimits(CONFIG)
-    limits.shrink(make_plan(0, 512))
-    limits.shrink(make_plan(10))
-    for _ in range(GOOD_STEPS_PER_RAISE - 1):
-        limits.record_fit()
-    assert (limits.max_tokens, limits.max_seqs) == (256, 5)
-    limits.record_fit()
-    assert (limits.max_tokens, limits.max_seqs) == (288, 9)
-    for _ in range(20 * GOOD_STEPS_PER_RAISE):
-        limits.record_fit()
-    assert (limits.max_tokens, limits.max_seqs) == (512, 64)
+def test_one_prompt_stretches_a_step_of_decodes_twofold_and_a_queue_as_often_as_it_is_long() -> (
+    None
+):
+    limits = make_limits()
+    alone = prompt_tokens(limits, SIXTEEN)
+    assert abs(alone - DECODE_S / PER_PREFILL_S) <= 2
+    assert abs(prompt_tokens(limits, SIXTEEN, num_prompts=3) - 3 * alone) <= 3
+    assert prompt_tokens(limits, SIXTEEN, num_prompts=30) == 512 - 16
+    assert limits.reason == "configured"
 
 
-def test_a_step_that_does_not_fit_starts_the_count_anew() -> None:
-    limits = StepLimits(CONFIG)
-    limits.shrink(make_plan(0, 512))
-    for _ in range(GOOD_STEPS_PER_RAISE - 1):
-        limits.record_fit()
-    limits.shrink(make_plan(0, 256))
-    limits.record_fit()
-    assert limits.max_tokens == 128
+def test_a_stretch_too_small_for_the_smallest_chunk_leaves_it() -> None:
+    assert prompt_tokens(make_limits(max_step_stretch=1.001), SIXTEEN) == 16
+
+
+def test_without_a_stretch_or_with_nobody_decoding_the_whole_budget_is_used() -> None:
+    assert prompt_tokens(make_limits(max_step_stretch=None), SIXTEEN) == 512 - 16
+    for limits in (make_limits(), make_limits(target_s=0.02)):
+        assert prompt_tokens(limits, StepWork()) == 512
+
+
+def test_with_a_target_a_step_ends_just_before_it() -> None:
+    limits = make_limits(target_s=0.030)
+    for num_decodes in (1, 16, 40):
+        decodes = StepWork(num_decodes=num_decodes, num_context_tokens=100 * num_decodes)
+        tokens = prompt_tokens(limits, decodes, num_prompts=50)
+        time_s = BASE_S + PER_DECODE_S * num_decodes + PER_PREFILL_S * tokens
+        assert 0.9 * 0.030 < time_s <= 0.030
+    assert limits.reason == "tpot_target"
+    assert 78 <= limits.max_tokens <= (0.030 - BASE_S) / PER_PREFILL_S == 88
+
+
+def test_with_a_target_so_many_may_run_that_the_smallest_chunk_still_fits() -> None:
+    limits = make_limits(target_s=0.015, num_steps=1000)
+    at_most = (0.015 - BASE_S - 16 * PER_PREFILL_S) / PER_DECODE_S
+    assert 0.85 * at_most <= limits.max_seqs <= at_most
+    assert limits.max_seqs_of_memory == 64
+
+
+def test_an_unreachable_target_leaves_one_sequence_and_the_smallest_chunk() -> None:
+    limits = make_limits(target_s=0.001)
+    assert (limits.max_seqs, limits.max_tokens) == (1, 16)
+    assert prompt_tokens(limits, SIXTEEN) == 16
+
+
+def test_a_target_that_the_configured_limits_hold_changes_nothing() -> None:
+    limits = make_limits(target_s=10.0)
+    assert (limits.max_tokens, limits.max_seqs, limits.max_context_tokens) == (512, 64, None)
+    assert limits.reason == "configured"
+
+
+def test_the_smaller_of_the_limits_for_memory_and_for_the_target_holds() -> None:
+    limits = make_limits(target_s=0.030)
+    before = limits.max_tokens
+    assert limits.shrink(make_plan(1, 0, 512))
+    assert (limits.max_tokens, limits.reason) == (before, "tpot_target")
+    assert limits.shrink(make_plan(1, 0, 64))
+    assert (limits.max_tokens, limits.reason) == (32, "memory")
+    assert prompt_tokens(limits, SIXTEEN) == 16
+    assert prompt_tokens(limits, StepWork()) == 32
+
+
+def test_idle_time_does_not_count_as_part_of_a_step() -> None:
+    limits = make_limits(target_s=0.030)
+    before = limits.max_tokens
+    for step in range(200):
+        started_s = 1000.0 + 5.0 * step
+        time_s = BASE_S + PER_DECODE_S * 16
+        limits.record_time(make_plan(step, 16, 0), started_s=started_s, ended_s=started_s + time_s)
+    assert limits.max_tokens == before
+    assert limits.max_seqs > 40
