@@ -1,17 +1,18 @@
 """Admits by the KV blocks that sequences are expected to hold at their peak, from the lengths that
 answers have had.
 
-Looked at are some numbers of steps ahead, up to the longest answer there can be. At each a sequence
-holds what it has and one token more for every step, if it still runs then: with the chance that
-its answer gets so long, given how long it is already. The sum has a mean and, as lengths don't
-depend on each other, a variance; both together, with a learned margin, must stay below the pool at
-all of them. Running sequences that share blocks are charged for a part each.
+The time ahead is cut into spans of steps, two to an octave, up to the longest answer there can be.
+A sequence that still runs in a span holds what it has and one token more for every step to its end:
+with the chance that its answer gets so long, given how long it is already. The sum has a mean and,
+as lengths don't depend on each other, a variance; both together, with a learned margin, must fit
+the pool in every span. Running sequences that share blocks are charged for a part each.
 
 That future growth and completion of the running batch should decide is the idea of Gong et al.:
 Past-Future Scheduler for LLM Serving under SLA Guarantees (2025), who draw samples of the lengths.
 Must not know slots, budgets or clocks.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence as OrderedSequences
 
@@ -25,21 +26,7 @@ from engine.safety_margin import SafetyMargin
 from engine.sequence import Sequence
 from engine.waiting_queue import BY_ORDER
 
-_FIRST_LOOK_STEPS = 16
-_LAST_LOOK_STEPS = 1 << 20
-
-
-def _looks() -> NDArray[np.float64]:
-    """Two to an octave, after now."""
-    looks = [0]
-    octave = _FIRST_LOOK_STEPS
-    while octave < _LAST_LOOK_STEPS:
-        looks += [octave, octave + octave // 2]
-        octave *= 2
-    return np.array(looks, dtype=np.float64)
-
-
-_LOOK_STEPS = _looks()
+_NUM_OCTAVES = 20
 
 
 class PredictedDemand:
@@ -47,6 +34,9 @@ class PredictedDemand:
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
+        octaves = blocks.block_size * 2.0 ** np.arange(_NUM_OCTAVES)
+        self._spans = np.concatenate(([0.0], np.outer(octaves, [1.0, 1.5]).ravel()))
+        """Steps ahead at which each begins, the next one's begin being its end."""
         self.lengths = OutputLengths()
         self.margin = SafetyMargin()
         self._is_somebody_held_back = False
@@ -89,7 +79,7 @@ class PredictedDemand:
         """The most blocks that are expected to be held, with the margin in force."""
         rows = [_numbers(sequence) for sequence in running]
         rows.append(_numbers(candidate))
-        # [4, num_sequences, 1], against [num_looks]
+        # [4, num_sequences, 1], against [num_spans]
         numbers = np.array(rows, dtype=np.float64).T[..., None]
         tokens_held = self._num_blocks(numbers[0])
         charged = tokens_held.copy()
@@ -103,12 +93,12 @@ class PredictedDemand:
             numbers = numbers[:, counted]
             tokens_held, charged = tokens_held[counted], charged[counted]
         num_tokens, num_generated, least_tokens, num_left = numbers
-        num_looks = max(1, int(np.searchsorted(_LOOK_STEPS, num_left.max())))
-        steps, next_steps = _LOOK_STEPS[:num_looks], _LOOK_STEPS[1 : num_looks + 1]
-        # Who reaches its limit before the next look counts with all its growth, then no more.
-        growth = np.where(num_left <= next_steps, num_left, steps)
-        survival = self._survival(num_generated, least_tokens, steps)
-        survival[num_left <= steps - (steps == 0)] = 0.0  # now all of them are here
+        num_spans = max(1, int(np.searchsorted(self._spans, num_left.max())))
+        begin, end = self._spans[:num_spans], self._spans[1 : num_spans + 1]
+        growth = np.minimum(num_left, end)
+        middle = np.minimum(num_left, (begin + end) / 2)
+        survival = self._survival(num_generated, least_tokens, middle)
+        survival[:, 1:][num_left <= begin[1:]] = 0.0  # in the first one all are here
         demand = charged + self._num_blocks(num_tokens + growth) - tokens_held
         expected = survival * demand
         variance = (expected * (demand - expected)).sum(axis=0)
@@ -121,21 +111,22 @@ class PredictedDemand:
         least_tokens: NDArray[np.float64],
         steps: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Share of answers that go on for ``steps``: [num_sequences, num_looks]."""
+        """Share of answers that go on for ``steps``: [num_sequences, num_spans]."""
         log_survival = self.lengths.log_survival
         now = log_survival(np.maximum(num_generated, least_tokens))
         return np.exp(log_survival(np.maximum(num_generated + steps, least_tokens)) - now)
 
     def _num_blocks(self, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """In all KV groups, on average over where blocks begin."""
+        """As ``KvGeometry.num_blocks_of``, for many at once."""
         block_size = self._blocks.block_size
+        whole = np.ceil(num_tokens / block_size)
         held = np.zeros_like(num_tokens)
         for window in self._blocks.windows:
             if window is None:
-                held += num_tokens
+                held += whole
             else:
-                held += np.minimum(num_tokens, window - 1 + block_size)
-        return held / block_size
+                held += np.minimum(whole, math.ceil((window - 1 + block_size) / block_size))
+        return held
 
     def _observe_growth(self, sequence: Sequence) -> None:
         num_tokens = len(sequence.generated_ids)

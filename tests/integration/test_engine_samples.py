@@ -95,6 +95,7 @@ def test_samples_are_those_of_an_engine_of_their_own(
         max_num_seqs=6,
         max_num_batched_tokens=9,
         min_prefill_chunk_tokens=2,
+        kv_admission="optimistic",
         prefix_caching=prefix_caching,
     )
     for request in make_requests():

@@ -169,7 +169,9 @@ def test_after_preemption(
     expected: list[list[int]],
     prefix_caching: bool,
 ) -> None:
-    engine = GoldenEngine(checkpoint, num_blocks=40, prefix_caching=prefix_caching)
+    engine = GoldenEngine(
+        checkpoint, num_blocks=40, prefix_caching=prefix_caching, kv_admission="optimistic"
+    )
     assert engine.answer(prompts) == expected
     assert engine.load.num_preemptions > 0
 

@@ -36,6 +36,7 @@ CONFIG = EngineConfig(
     kv_cache_bytes=24 * BLOCK_BYTES,
     max_num_seqs=6,
     max_num_batched_tokens=24,
+    kv_admission="optimistic",
     debug_poison_freed_blocks=True,
 )
 

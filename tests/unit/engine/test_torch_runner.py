@@ -57,6 +57,7 @@ def load(checkpoint: Path, *, num_blocks: int = 400, **config: Any) -> tuple[Loa
         block_size_tokens=BLOCK_SIZE,
         kv_cache_bytes=num_blocks * LAYER_BLOCK_BYTES,
         debug_poison_freed_blocks=True,
+        kv_admission="optimistic",  # what happens without a free block is to happen
         **config,
     )
     loaded = create_runner(EngineSpec(model="tiny", checkpoint=checkpoint, config=settings))
