@@ -47,15 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         shared = SharedRunner(options.checkpoint, config, seed=options.seed)
-        results, facts = BatchingColumns(shared, config, scale, seed=options.seed).measure()
-        _print(results)
+        columns = BatchingColumns(shared, config, scale, seed=options.seed)
+        results = [_shown(case) for case in columns.measure()]
         BenchmarkResult.of_this_machine(
             name="batching",
             config={
                 "short": options.short,
                 "checkpoint": options.checkpoint.name,
                 "engine": config.model_dump(mode="json"),
-                **facts,
+                **columns.facts,
             },
             seed=options.seed,
             results=results,
@@ -84,10 +84,10 @@ def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _print(results: Sequence[CaseResult]) -> None:
-    for case in results:
-        beside = "" if case.peer is None else f"  {case.peer}: {case.peer_value:.2f}"
-        print(f"{case.case:32} {case.value:10.2f} {case.unit}{beside}", flush=True)
+def _shown(case: CaseResult) -> CaseResult:
+    beside = "" if case.peer is None else f"  {case.peer}: {case.peer_value:.2f}"
+    print(f"{case.case:32} {case.value:10.2f} {case.unit}{beside}", flush=True)
+    return case
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 Must not know options or files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.batching_engine import SharedRunner
 from benchmarks.batching_outcome import Outcome, summarize_column, summarize_ttft
@@ -81,42 +80,27 @@ class BatchingColumns:
         self._scale = scale
         self._seed = seed
         self._engine = shared.make_engine(config)
+        self.facts: dict[str, float] = {}
+        """What else a reader must know of the load; complete when all is measured."""
 
-    def measure(self) -> tuple[list[CaseResult], dict[str, Any]]:
-        """The results, and what else their reader must know of the load."""
+    def measure(self) -> Iterator[CaseResult]:
+        """The results, each as soon as it is known."""
         saturated = self._compare_saturated()
         speed_of = {policy: outcome.tokens_per_s for policy, outcome in saturated.items()}
-        results = [
-            case
-            for policy, outcome in saturated.items()
-            for case in summarize_column(policy.name, outcome)
-        ]
-        results += [
-            CaseResult(
-                case="continuous_over_static",
-                value=speed_of[CONTINUOUS] / speed_of[STATIC],
+        for policy, outcome in saturated.items():
+            yield from summarize_column(policy.name, outcome)
+        for policy, least in ((STATIC, _MIN_SPEEDUP), (STATIC_COMPACT, None)):
+            yield CaseResult(
+                case=f"continuous_over_{policy.name}",
+                value=speed_of[CONTINUOUS] / speed_of[policy],
                 unit="x",
-                limit=_MIN_SPEEDUP,
-            ),
-            CaseResult(
-                case="continuous_over_static_compact",
-                value=speed_of[CONTINUOUS] / speed_of[STATIC_COMPACT],
-                unit="x",
-            ),
-        ]
+                limit=least,
+            )
         asks = self._arrivals(speed_of[STATIC])
         for policy in POLICIES:
-            outcome = self._run(policy, asks).run_arrivals()
-            results += summarize_ttft(policy.name, outcome)
-        results += self._measure_no_kv_cache()
-        contiguous, num_places = self._measure_contiguous()
-        results += contiguous
-        facts = {
-            "num_arrivals": len(asks),
-            "arrivals_per_s": len(asks) / asks[-1].arrival_s,
-            "contiguous_places": num_places,
-        }
-        return results, facts
+            yield from summarize_ttft(policy.name, self._run(policy, asks).run_arrivals())
+        yield from self._measure_no_kv_cache()
+        yield from self._measure_contiguous()
 
     def _compare_saturated(self) -> dict[Policy, Outcome]:
         """In turns, so that all see the same machine."""
@@ -133,6 +117,7 @@ class BatchingColumns:
         mean_output_len = sum(ask.output_len for ask in sample) / len(sample)
         asks_per_s = _SHARE_OF_STATIC * static_tokens_per_s / mean_output_len
         num_asks = max(self._scale.batch_size, round(asks_per_s * self._scale.arrivals_s))
+        self.facts |= {"arrivals_per_s": asks_per_s, "num_arrivals": num_asks}
         return self._draw(num_asks, asks_per_s=asks_per_s)
 
     def _measure_no_kv_cache(self) -> list[CaseResult]:
@@ -152,11 +137,11 @@ class BatchingColumns:
             "no_kv_cache", outcome, peer="continuous, the same asks", reference=reference
         )
 
-    def _measure_contiguous(self) -> tuple[list[CaseResult], int]:
-        """Returns the results and how many places fit."""
+    def _measure_contiguous(self) -> list[CaseResult]:
         scale, shared = self._scale, self._shared
         num_blocks = shared.num_blocks_of(scale.pool_tokens)
         num_places = num_blocks // shared.num_blocks_of(scale.longest_request)
+        self.facts["contiguous_places"] = num_places
         contiguous = self._config.model_copy(update={"max_num_seqs": num_places})
         asks = self._draw(_NUM_SATURATING_ASKS)
         paged_outcome, contiguous_outcome = (
@@ -165,13 +150,12 @@ class BatchingColumns:
             ).run_saturated(scale.saturated_s)
             for config in (self._config, contiguous)
         )
-        results = summarize_column(
+        return summarize_column(
             "contiguous_kv",
             contiguous_outcome,
             peer="paged KV, the same pool",
             reference=paged_outcome,
         )
-        return results, num_places
 
     def _run(self, policy: Policy, asks: Sequence[Ask], engine: Engine | None = None) -> PolicyRun:
         return PolicyRun(

@@ -6,7 +6,9 @@ configurations of one engine, in turns:
 
 - ``default``: what a user gets who configures nothing.
 - ``unchunked``: steps large enough for the whole prompt: all streams stand still meanwhile.
-- ``chunk_N``: at most N tokens of the prompt in each step, for the trade-off between the two.
+- ``chunk_N``: always N tokens of the prompt in a step, whatever it does to the streams: the
+  trade-off between the two.
+- ``stretch_N``: as the default, but a step may become N times longer than its decodes alone.
 """
 
 import argparse
@@ -48,8 +50,9 @@ _SHORT_SCENE = Scene(
     num_undisturbed_steps=4,
     smallest_chunk=EngineConfig().min_prefill_chunk_tokens,
 )
-_FULL_CHUNKS = (32, 64, 128, 256, 512, 1024)
+_FULL_CHUNKS = (32, 64, 128, 256, 512)
 _SHORT_CHUNKS = (64,)
+_STRETCHES = (1.5, 3.0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     scene = _SHORT_SCENE if options.short else _FULL_SCENE
     rounds = 1 if options.short else options.rounds
     base = EngineConfig(num_threads=options.threads, kv_cache_bytes=_KV_CACHE_BYTES)
-    configs = make_configs(base, scene, _SHORT_CHUNKS if options.short else _FULL_CHUNKS)
+    configs = make_configs(
+        base,
+        scene,
+        chunks=_SHORT_CHUNKS if options.short else _FULL_CHUNKS,
+        stretches=() if options.short else _STRETCHES,
+    )
     try:
         shared = SharedRunner(options.checkpoint, configs[_UNCHUNKED], seed=_SEED)
         columns = _measure(shared, configs, scene, rounds)
@@ -82,15 +90,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_configs(
-    base: EngineConfig, scene: Scene, chunks: Sequence[int]
+    base: EngineConfig, scene: Scene, *, chunks: Sequence[int], stretches: Sequence[float]
 ) -> dict[str, EngineConfig]:
-    """The configuration of every column; the streams' tokens come out of the step's budget, too."""
-    budgets = {_UNCHUNKED: scene.long_prompt_len} | {f"chunk_{chunk}": chunk for chunk in chunks}
+    """The configuration of every column.
+
+    Where the size of a step is fixed, no limit follows its time, and what the streams need comes on
+    top of it.
+    """
+    sizes = {_UNCHUNKED: scene.long_prompt_len} | {f"chunk_{chunk}": chunk for chunk in chunks}
     fixed = {
-        name: base.model_copy(update={"max_num_batched_tokens": num_tokens + scene.num_streams})
-        for name, num_tokens in budgets.items()
+        name: base.model_copy(
+            update={
+                "max_num_batched_tokens": size + scene.num_streams,
+                "max_step_stretch": None,
+                "tpot_target_s": None,
+            }
+        )
+        for name, size in sizes.items()
     }
-    return {_DEFAULT: base} | fixed
+    stretched = {
+        f"stretch_{stretch:g}": base.model_copy(update={"max_step_stretch": stretch})
+        for stretch in stretches
+    }
+    return {_DEFAULT: base} | fixed | stretched
 
 
 def _measure(
@@ -126,7 +148,7 @@ def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stutter", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="result file to write")
     parser.add_argument("--short", action="store_true", help="seconds, to see that it works")
-    parser.add_argument("--rounds", type=int, default=3, help="arrivals of each column")
+    parser.add_argument("--rounds", type=int, default=2, help="arrivals of each column")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of the engine")
     parser.add_argument(
         "--checkpoint",

@@ -20,6 +20,7 @@ CONFIG = EngineConfig(
     kv_cache_bytes=MIB,
     max_num_seqs=2,
     prefix_caching=False,
+    max_step_stretch=None,
     paced=PacedConfig(step_base_s=0, per_decode_s=0, per_prefill_token_s=0),
 )
 

@@ -60,13 +60,22 @@ def test_a_row_stands_under_its_head() -> None:
     assert len({len(line) for line in (*TABLE_HEAD.splitlines()[:1], row)}) == 1
 
 
-def test_the_default_stays_what_it_is_and_the_streams_take_nothing_of_a_chunk() -> None:
+def test_the_default_stays_what_it_is() -> None:
     base = EngineConfig()
-    configs = make_configs(base, SCENE, (32, 512))
+    assert make_configs(base, SCENE, chunks=(), stretches=())["default"] is base
+
+
+def test_streams_take_nothing_of_a_fixed_chunk_and_no_limit_does() -> None:
+    configs = make_configs(EngineConfig(), SCENE, chunks=(32, 512), stretches=())
     assert list(configs) == ["default", "unchunked", "chunk_32", "chunk_512"]
-    assert configs["default"] is base
     assert configs["unchunked"].max_num_batched_tokens == 6016
     assert configs["chunk_32"].max_num_batched_tokens == 48
+    assert all(config.max_step_stretch is None for config in list(configs.values())[1:])
+
+
+def test_a_stretched_column_differs_from_the_default_by_the_stretch_alone() -> None:
+    configs = make_configs(EngineConfig(), SCENE, chunks=(), stretches=(1.5,))
+    assert configs["stretch_1.5"] == EngineConfig(max_step_stretch=1.5)
 
 
 def test_a_stream_outlasts_the_prefill_in_the_smallest_chunks() -> None:
