@@ -12,9 +12,10 @@
 constexpr int KEYS = 64;       // tokens of one block of scores
 constexpr int TILE_ROWS = 96;  // queries x heads of one tile, at most (one query if it has more)
 
-// Queries [first, first + count) of one sequence.
+// Queries [first, first + count) of one sequence, whose new tokens begin with `token`.
 struct Tile {
     int32_t sequence, first, count;
+    int64_t token;
 };
 
 struct AttentionScratch {
@@ -241,8 +242,9 @@ class TileAttention {
             find(then.tile.sequence, then.first_head, then_key, num_coming, coming);
             coming_ = coming;
             num_coming_ = num_coming;
-            num_asked_bytes_ =
-                now.num_heads == model_.num_kv_heads ? 0 : num_coming * row_size_ * 2;
+            // Rows hold all heads: whoever begins with the first one asks for them.
+            const bool is_asking = now.first_head == 0 || (is_last && next.first_head == 0);
+            num_asked_bytes_ = is_asking ? 0 : num_coming * row_size_ * 2;
             for (int head = 0; head < now.num_heads; ++head) {
                 for (int i = 0; i < count; ++i) own[i] = places[i] + head * dim_;
                 attend_keys(head, key, key == begin, own, count);

@@ -27,26 +27,24 @@ class Worker {
     // Pool rows and tiles, which all layers share.
     void prepare() {
         const int num_groups = num_groups_of(model_);
-        int64_t token = 0;
         const int tile_tokens = std::max(1, TILE_ROWS / (model_.num_heads / model_.num_kv_heads));
         num_tiles_ = 0;
-        for (int sequence = 0; sequence < step_.num_seqs; ++sequence) {
-            const int count = int(step_.num_new[sequence]);
-            num_tiles_ += (count + tile_tokens - 1) / tile_tokens;
-        }
+        for (int sequence = 0; sequence < step_.num_seqs; ++sequence)
+            num_tiles_ += (step_.num_new[sequence] + tile_tokens - 1) / tile_tokens;
         member_.share(1, 1, [&](int64_t) {
             Tile* tile = space_.tiles;
-            for (int sequence = 0; sequence < step_.num_seqs; ++sequence) {
+            int64_t token = step_.num_tokens;
+            // Long ones go first: prompts stand last in a step, and their last queries see most.
+            for (int sequence = step_.num_seqs - 1; sequence >= 0; --sequence) {
                 const int count = int(step_.num_new[sequence]);
+                token -= count;
                 for (int group = 0; group < num_groups; ++group)
                     find_rows(step_.groups[group], sequence, count,
                               space_.rows + int64_t(group) * step_.num_tokens + token);
-                // The last tiles see the most tokens and go first: nobody waits for a long one.
                 for (int end = count; end > 0; end -= tile_tokens) {
                     const int first = std::max(0, end - tile_tokens);
-                    *tile++ = {sequence, first, end - first};
+                    *tile++ = {sequence, first, end - first, token};
                 }
-                token += count;
             }
         });
     }
@@ -64,25 +62,23 @@ class Worker {
         const int64_t output_stride = int64_t(model_.num_heads) * model_.head_dim;
         const bf16* pool = static_cast<const bf16*>(step_.kv_layers[index]);
         // Single queries take all heads at once: then their context is read from end to end.
+        const bool is_decode = step_.num_tokens == step_.num_seqs;
         const int64_t num_heads =
-            num_tiles_ >= 2 * member_.team.size && step_.num_tokens == step_.num_seqs
-                ? model_.num_kv_heads
-                : 1;
+            is_decode && num_tiles_ >= 2 * member_.team.size ? model_.num_kv_heads : 1;
         const int64_t num_parts = model_.num_kv_heads / num_heads;
         const int64_t num_units = num_tiles_ * num_parts;
-        TileAttention attention(model_, step_, step_.groups[layer.kv_group], pool, scratch_);
+        const int64_t grain =
+            is_decode ? std::max<int64_t>(1, num_units / (4 * member_.team.size)) : 1;
         const auto unit_at = [&](int64_t unit) {
             return Attended{space_.tiles[unit / num_parts], int32_t(unit % num_parts * num_heads),
                             int32_t(num_heads)};
         };
-        const int64_t grain =
-            std::max<int64_t>(1, num_tiles_ / (4 * member_.team.size) * num_parts);
+        TileAttention attention(model_, step_, step_.groups[layer.kv_group], pool, scratch_);
         member_.share(num_units, grain, [&](int64_t unit) {
             const Attended now = unit_at(unit);
-            const int64_t token = first_token(now.tile.sequence);
             attention.attend(now, unit_at(std::min(unit + 1, num_units - 1)),
-                             space_.heads + token * stride, stride,
-                             space_.attended + token * output_stride, output_stride);
+                             space_.heads + now.tile.token * stride, stride,
+                             space_.attended + now.tile.token * output_stride, output_stride);
         });
         watch_.add_to(times_.attention);
         project(layer.output, space_.attended, layer.output_norm, partial);
@@ -212,13 +208,6 @@ class Worker {
         }
     }
 
-    int64_t first_token(int sequence) {
-        // Units come in the order of sequences, so this goes on from the last answer.
-        if (sequence < sequence_) sequence_ = 0, token_ = 0;
-        while (sequence_ < sequence) token_ += step_.num_new[sequence_++];
-        return token_;
-    }
-
     const Model& model_;
     const Step& step_;
     const Workspace& space_;
@@ -229,6 +218,5 @@ class Worker {
     bf16* unpacked_;
     float* head_;
     AttentionScratch scratch_;
-    int64_t num_tiles_ = 0, token_ = 0;
-    int sequence_ = 0;
+    int64_t num_tiles_ = 0;
 };
