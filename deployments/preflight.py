@@ -20,7 +20,7 @@ from engine.checkpoints.errors import CheckpointError, MissingCheckpoint
 from engine.checkpoints.pull import create_source
 from engine.checkpoints.store import Checkpoint, checkpoint_path, open_checkpoint
 from engine.errors import EngineConfigError
-from engine.sizing import estimate_memory, size_engine
+from engine.sizing import estimate_memory, reason_against_compiled, size_engine
 
 MIB = 1024 * 1024
 
@@ -102,6 +102,7 @@ def check_models(file: ServeFile, home: Path) -> Iterator[Fault]:
             yield Fault(str(error), (*model.path, "args", "engine"))
         else:
             yield from _check_pins(args, checkpoint, (*model.path, "args"))
+            yield from _check_compiled(args, checkpoint, (*model.path, "args", "engine"))
 
 
 def _check_pins(args: ModelArgs, checkpoint: Checkpoint, path: KeyPath) -> Iterator[Fault]:
@@ -112,6 +113,26 @@ def _check_pins(args: ModelArgs, checkpoint: Checkpoint, path: KeyPath) -> Itera
     for key, what, pinned, stored in pins:
         if pinned is not None and pinned.lower() != stored:
             yield Fault(f"{what} has sha256 {stored}, not the pinned {pinned}", (*path, key))
+
+
+def _check_compiled(args: ModelArgs, checkpoint: Checkpoint, path: KeyPath) -> Iterator[Fault]:
+    reason = reason_against_compiled(args.engine, checkpoint)
+    if args.engine.compiled == "require" and reason is not None:
+        yield Fault(f"the compiled step can't be used: {reason}", (*path, "compiled"))
+
+
+def describe_steps(file: ServeFile, home: Path) -> Iterator[str]:
+    """What computes each model that is on this machine; there is nothing wrong with any."""
+    for args in (model.args for model in file.models):
+        if args.engine.runner == "paced":
+            continue
+        try:
+            checkpoint = open_checkpoint(checkpoint_path(home, args.name))
+        except MissingCheckpoint:
+            continue
+        reason = reason_against_compiled(args.engine, checkpoint)
+        who = "the compiled step runs" if reason is None else f"torch runs ({reason})"
+        yield f"model {args.name}: {who} its layers"
 
 
 def missing_models(file: ServeFile, home: Path) -> list[ModelArgs]:

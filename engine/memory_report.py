@@ -67,21 +67,26 @@ def report_memory(
     *,
     num_blocks: int,
     max_request_tokens: int,
+    is_compiled: bool = False,
 ) -> MemoryReport:
     """Of a replica that isn't loaded yet; ``hf_config`` is the checkpoint's config.json, ``model``
-    the whole model, ``geometry`` that of one rank."""
+    the whole model, ``geometry`` that of one rank; ``is_compiled``: with the compiled step."""
     shard = shard_model(model, RankSpec(0, config.tensor_parallel_size))
     element = geometry.bytes_per_element
     is_converted = _stored_dtype(hf_config) != config.dtype
+    if is_compiled:
+        num_private = _tables_beside_packed(model, shard, is_converted=is_converted)
+    else:
+        num_private = _private_parameters(config, model, shard, is_converted=is_converted)
     return MemoryReport(
         weight_bytes=shard_parameters(model, shard) * element,
-        private_weight_bytes=element
-        * _private_parameters(config, model, shard, is_converted=is_converted),
+        private_weight_bytes=element * num_private,
         workspace_bytes=workspace_bytes(
             config,
             shard.local_config(model),
             max_request_tokens=max_request_tokens,
             bytes_per_element=element,
+            is_compiled=is_compiled,
         ),
         num_blocks=num_blocks,
         geometry=geometry,
@@ -109,6 +114,15 @@ def _private_parameters(
     # Columns don't lie in one piece in the file, so they are copied.
     columns = (math.prod(part.shape_of(shape)) for part, shape in parts if part and part.dim)
     return 0 if shard.is_whole else model.num_layers * sum(columns)
+
+
+def _tables_beside_packed(model: ModelConfig, shard: ModelShard, *, is_converted: bool) -> int:
+    """Those that a rank of the compiled step keeps for itself: all linear layers are mapped, as are
+    embedding and head, unless they are cut or converted."""
+    if shard.is_whole and not is_converted:
+        return 0
+    num_tables = 1 if model.has_tied_embeddings else 2
+    return num_tables * math.prod(shard.vocab_part.shape_of(model.embedding_shape))
 
 
 def check_memory(config: EngineConfig, memory: MemoryReport, *, available_bytes: int) -> None:

@@ -15,6 +15,7 @@ from engine.memory_report import MemoryReport, report_memory
 from engine.models.model_config import ModelConfig
 from engine.models.registry import read_model_config
 from engine.models.shard import shard_model
+from engine.native.support import compile_cache, reason_against
 from engine.request_limits import max_request_tokens
 
 _BYTES_PER_ELEMENT = {"bfloat16": 2, "float32": 4}
@@ -31,7 +32,14 @@ def estimate_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryRepor
         engine_geometry(config, model_config),
         num_blocks=size.num_blocks,
         max_request_tokens=size.max_request_tokens,
+        is_compiled=reason_against_compiled(config, checkpoint) is None,
     )
+
+
+def reason_against_compiled(config: EngineConfig, checkpoint: Checkpoint) -> str | None:
+    """Why torch will run the layers; None if the compiled step will, unless compiling it fails."""
+    cache = compile_cache(checkpoint.path)
+    return reason_against(config, read_model_config(checkpoint.config), cache)
 
 
 class EngineSize(NamedTuple):

@@ -20,12 +20,21 @@ _MAX_RESCORED_PER_ROW = 256
 """Token ids whose logits are computed exactly in one call, where the weights' dtype is coarse."""
 _PROMPT_ROWS = 64
 """Of `engine.prompt_logprobs`."""
+_PANEL_COLUMNS = 32
+"""Of `engine.native.packing`."""
+_THREAD_BYTES = 2 * MIB
+"""A thread's tile of attention and its sums: half a megabyte with heads of 256 dimensions."""
 _ONEDNN_BYTES = 128 * MIB
 """What oneDNN and the layer above it keep for 64 batch sizes each (`engine.layers.linear`)."""
 
 
 def workspace_bytes(
-    config: EngineConfig, model: ModelConfig, *, max_request_tokens: int, bytes_per_element: int
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    max_request_tokens: int,
+    bytes_per_element: int,
+    is_compiled: bool = False,
 ) -> int:
     """For the largest step, mostly one of ``max_num_batched_tokens``, in which ``max_num_seqs``
     sequences sample, one of them as long as any can get.
@@ -34,6 +43,11 @@ def workspace_bytes(
     them from all ranks they are in the weights' dtype alone, which takes less than what follows.
     """
     num_tokens = max_step_tokens(config)
+    tables = _table_bytes(config, model, max_request_tokens)
+    if is_compiled:
+        # Its logits are float32, and stay beside what the sampler makes of them.
+        logits = _logits_bytes(config, model, _FLOAT)
+        return compiled_bytes(config, model, num_tokens) + logits + tables
     hidden = num_tokens * model.hidden_size
     # Beside the phases: residual stream, rotations, and the indices of the attention back end.
     steady = hidden * _FLOAT + num_tokens * model.head_dim * 2 * (bytes_per_element + _FLOAT)
@@ -43,8 +57,24 @@ def workspace_bytes(
         _logits_bytes(config, model, bytes_per_element),
     )
     private = _ONEDNN_BYTES if config.device == "cpu" and config.weight_layout != "mapped" else 0
-    tables = _table_bytes(config, model, max_request_tokens)
     return steady + phase + private + tables + _sum_bytes(config, hidden)
+
+
+def compiled_bytes(config: EngineConfig, model: ModelConfig, num_tokens: int) -> int:
+    """What the compiled step reserves for its largest step, at most, but for logits."""
+    element = 2
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    # Residual stream, a sum beside it, and the part of a rank; normed, heads, inner; indices.
+    per_token = (
+        model.hidden_size * (3 * _FLOAT + element)
+        + (heads + model.intermediate_size) * element
+        + 2 * model.num_layers * model.head_dim * _FLOAT
+    )
+    widest = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    per_thread = widest * _PANEL_COLUMNS * element + _THREAD_BYTES
+    # Embedded rows on their way to the residual stream.
+    embedded = num_tokens * model.hidden_size * (element + _FLOAT)
+    return num_tokens * per_token + embedded + config.num_threads * per_thread
 
 
 def max_step_tokens(config: EngineConfig) -> int:

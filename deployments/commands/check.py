@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     # Ray's schema takes most of a second to import: not for `headwater --help`.
     from deployments.environment import headwater_home
-    from deployments.preflight import check_file, missing_models, this_machine
+    from deployments.preflight import check_file, describe_steps, missing_models, this_machine
     from deployments.serve_file import read_serve_file
 
     file = read_serve_file(args.file)
@@ -26,5 +26,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     for model in missing_models(file, home):
         print(f"model {model.name} is not here yet: it will be pulled from {model.source}")
+    for line in describe_steps(file, home):
+        print(line)
     print(f"{file.path}: ok")
     return 0

@@ -30,6 +30,7 @@ from engine.native.toolchain import (
 logger = logging.getLogger(__name__)
 
 COMPILE_LIMIT_S = 60.0
+_NEW = ".new-"
 _DIGEST_BYTES = 32
 _KEY_CHARS = 20
 
@@ -59,12 +60,14 @@ class LibraryCache:
         *,
         openmp: Path | None,
         find: Callable[[], Compiler] = find_compiler,
+        load: Callable[[Path], StepLibrary] = StepLibrary,
         limit_s: float = COMPILE_LIMIT_S,
     ) -> None:
         self._folder = folder
         self._key = key
         self._openmp = openmp
         self._find = find
+        self._load = load
         self._limit_s = limit_s
 
     def open(self) -> StepLibrary:
@@ -100,7 +103,7 @@ class LibraryCache:
         """None if there is none, or none that is whole."""
         try:
             content = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             logger.warning("the compiled step in %s can't be read (%s)", path, error)
@@ -110,7 +113,7 @@ class LibraryCache:
         # The linker would trust a file that is cut short, and die by SIGBUS.
         if hashlib.sha256(body).digest() == digest:
             try:
-                return StepLibrary(path)
+                return self._load(path)
             except CompiledStepUnavailable as error:
                 problem = str(error)
         logger.warning("%s is compiled anew: %s", path, problem)
@@ -118,7 +121,9 @@ class LibraryCache:
         return None
 
     def _compile(self, compiler: Compiler, path: Path) -> StepLibrary:
-        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".new-", suffix=".so")
+        for left in self._folder.glob(f"{_NEW}*"):  # by a killed process: the lock is held
+            left.unlink(missing_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=_NEW, suffix=".so")
         os.close(descriptor)
         new = Path(name)
         try:
@@ -141,4 +146,4 @@ class LibraryCache:
             file.write(digest)
             file.flush()
             os.fsync(file.fileno())
-        return StepLibrary(target)
+        return self._load(target)

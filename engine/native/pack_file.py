@@ -120,7 +120,10 @@ def _map(path: Path, layout: PackLayout) -> PackedWeights | None:
 
 
 def _write(path: Path, layout: PackLayout, contents: Iterable[tuple[str, Bytes]]) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.new-")
+    prefix = f".{path.name}.new-"
+    for left in path.parent.glob(f"{prefix}*"):  # by a killed process: the lock is held
+        left.unlink(missing_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=prefix)
     new = Path(name)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:

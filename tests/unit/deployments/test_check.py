@@ -483,10 +483,23 @@ def test_what_does_not_fit_the_model_that_is_there_is_a_fault(
     assert complaint in line
 
 
+def test_what_computes_a_model_that_is_there_is_told(
+    sound_model: Path, tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = config["applications"][1]["args"]["engine"]
+    engine["compiled"] = "never"
+    assert main(["check", str(_write(tmp_path, config))]) == 0
+    assert "model m: torch runs (compiled is 'never') its layers" in capsys.readouterr().out
+    engine |= {"compiled": "require", "dtype": "float32"}
+    assert main(["check", str(_write(tmp_path, config))]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "args.engine.compiled: the compiled step can't be used: dtype is 'float32'" in line
+
+
 def test_a_model_that_is_there_counts_with_its_weights_and_workspace(
     sound_model: Path, tmp_path: Path, config: Config
 ) -> None:
-    machine = Machine(4.0, PROCESS_BYTES + 100 * MIB)
+    machine = Machine(4.0, PROCESS_BYTES + 2 * MIB)
     file = read_serve_file(_write(tmp_path, config))
     assert list(check_resources(file, tmp_path / "empty", machine)) == []
     home = sound_model.parents[1]

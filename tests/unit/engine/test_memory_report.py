@@ -29,11 +29,19 @@ NUM_BYTES = 2 * 8_030_261_248
 GIB = 1024**3
 
 
-def report(hf_config: dict[str, Any] = LLAMA_3_8B, **config: Any) -> MemoryReport:
+def report(
+    hf_config: dict[str, Any] = LLAMA_3_8B, *, is_compiled: bool = False, **config: Any
+) -> MemoryReport:
     model = read_model_config(hf_config)
     geometry = model.kv_geometry(block_size_tokens=16, bytes_per_element=2)
     return report_memory(
-        EngineConfig(**config), hf_config, model, geometry, num_blocks=1000, max_request_tokens=8192
+        EngineConfig(**config),
+        hf_config,
+        model,
+        geometry,
+        num_blocks=1000,
+        max_request_tokens=8192,
+        is_compiled=is_compiled,
     )
 
 
@@ -62,6 +70,23 @@ def test_weights_that_stay_in_their_file_are_not_private(
     change: dict[str, Any], config: dict[str, Any], private_bytes: int
 ) -> None:
     assert report(LLAMA_3_8B | change, **config).private_weight_bytes == private_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "num_tables"),
+    [
+        ({}, 0),
+        ({"dtype": "float32"}, 2),
+        ({"dtype": "float32", "tie_word_embeddings": True}, 1),
+    ],
+)
+def test_packed_weights_are_mapped_and_converted_tables_private(
+    change: dict[str, Any], num_tables: int
+) -> None:
+    memory = report(LLAMA_3_8B | change, is_compiled=True)
+    assert memory.private_weight_bytes == num_tables * 2 * 128256 * 4096
+    cut = report(LLAMA_3_8B | change, is_compiled=True, tensor_parallel_size=2)
+    assert cut.private_weight_bytes == max(1, 2 - ("tie_word_embeddings" in change)) * 128256 * 4096
 
 
 def test_what_does_not_fit_beside_weights_and_workspace_is_refused() -> None:

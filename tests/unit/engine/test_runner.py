@@ -49,7 +49,9 @@ def test_the_pool_and_the_context_follow_the_configuration(checkpoint: Path) -> 
     assert (loaded.num_blocks, loaded.max_model_len) == (10, 256)
     assert (loaded.vocab_size, loaded.eos_token_ids) == (VOCAB_SIZE, (2,))
     assert loaded.weights_revision == loaded.checkpoint.manifest.weights_sha256
-    halved = create_runner(make_spec(checkpoint, dtype="bfloat16", max_model_len=100))
+    halved = create_runner(
+        make_spec(checkpoint, dtype="bfloat16", compiled="never", max_model_len=100)
+    )
     assert (halved.num_blocks, halved.max_model_len) == (20, 100)
 
 
