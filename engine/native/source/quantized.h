@@ -1,8 +1,148 @@
-// Products with quantized panels.
+// Products of bf16 rows with quantized panels, decoded in registers.
+//
+// int8 panel: [in / 2][32 columns][2] codes; Linear::scales holds one scale per column.
+// int4 panel: groups of 32 inputs, each [4 blocks of 8 inputs][2 halves][16 columns][2] 16-bit
+// words, in which nibble j is the code of input pair j of the block, then [32] scales in bf16.
+// Codes become bf16 without rounding. Sums of a segment of inputs are scaled and added up in
+// float32; segments are independent chains, which hides the latency of the dot products. As in
+// matmul.h a row's result does not depend on its neighbours.
 #pragma once
 #include "api.h"
 #include "matmul.h"
 
-inline void multiply_quantized_panel(const Linear&, int, const bf16*, int64_t, int, float*, bf16*) {
-    __builtin_trap();
+struct Int8Codes {
+    static constexpr int SEGMENT = 64;  // inputs whose products are summed before they are scaled
+    static constexpr int BLOCK = 2;     // inputs decoded at once
+    static constexpr int BLOCK_BYTES = BLOCK * PANEL;
+    static constexpr int SCALE_BYTES = 0;  // behind the codes of a segment
+
+    static __m512i widen_codes(const uint8_t* p) {
+        const __m512 low =
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+        const __m512 high =
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + 16))));
+#ifdef __AVX512BF16__
+        return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+#else
+        return _mm512_inserti64x4(_mm512_castsi256_si512(round_to_bf16(low)), round_to_bf16(high),
+                                  1);
+#endif
+    }
+
+    // Columns 0-15 and 16-31 of input pair `pair` of a block.
+    struct Block {
+        __m512i left, right;
+        explicit Block(const uint8_t* p) : left(widen_codes(p)), right(widen_codes(p + PANEL)) {}
+        __m512i left_pair(int) const { return left; }
+        __m512i right_pair(int) const { return right; }
+    };
+};
+
+// Values of the int4 codes (CODEBOOK in engine/quantization/weight.py) in bf16, twice: only the low
+// 5 bits of an index count, and the upper one of them is the next nibble's.
+alignas(64) inline constexpr bf16 INT4_VALUES[32] = {
+    0xc2fe, 0xc2b0, 0xc286, 0xc248, 0xc210, 0xc1bc, 0xc138, 0x0000, 0x4120, 0x41a4, 0x41fa,
+    0x422c, 0x4260, 0x428f, 0x42b8, 0x42fe, 0xc2fe, 0xc2b0, 0xc286, 0xc248, 0xc210, 0xc1bc,
+    0xc138, 0x0000, 0x4120, 0x41a4, 0x41fa, 0x422c, 0x4260, 0x428f, 0x42b8, 0x42fe,
+};
+
+struct Int4Codes {
+    static constexpr int SEGMENT = 32;
+    static constexpr int BLOCK = 8;
+    static constexpr int BLOCK_BYTES = BLOCK * PANEL / 2;
+    static constexpr int SCALE_BYTES = PANEL * 2;
+
+    struct Block {
+        __m512i values, left, right;
+        explicit Block(const uint8_t* p)
+            : values(_mm512_load_si512(INT4_VALUES)),
+              left(_mm512_loadu_si512(p)),
+              right(_mm512_loadu_si512(p + 64)) {}
+        __m512i left_pair(int pair) const { return decode(left, pair); }
+        __m512i right_pair(int pair) const { return decode(right, pair); }
+        __m512i decode(__m512i words, int pair) const {
+            return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * pair), values);
+        }
+    };
+};
+
+// acc[ROWS][PANEL] = a[ROWS][num_inputs] * panel
+template <class Codes, int ROWS>
+inline void multiply_quantized_rows(const bf16* a, int64_t a_stride, const uint8_t* panel,
+                                    int num_inputs, const float* scales, float* acc) {
+    for (int first = 0; first < num_inputs; first += Codes::SEGMENT) {
+        const int end = std::min(first + Codes::SEGMENT, num_inputs);
+        __m512 left[ROWS], right[ROWS];
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r) left[r] = right[r] = _mm512_setzero_ps();
+        for (int k = first; k < end; k += Codes::BLOCK, panel += Codes::BLOCK_BYTES) {
+            const typename Codes::Block block(panel);
+#pragma GCC unroll 4
+            for (int pair = 0; pair < Codes::BLOCK / 2; ++pair) {
+                const __m512i b0 = block.left_pair(pair), b1 = block.right_pair(pair);
+#pragma GCC unroll 12
+                for (int r = 0; r < ROWS; ++r) {
+                    int32_t inputs;
+                    __builtin_memcpy(&inputs, a + r * a_stride + k + 2 * pair, 4);
+                    const __m512i both = _mm512_set1_epi32(inputs);
+                    left[r] = dot_pairs(left[r], both, b0);
+                    right[r] = dot_pairs(right[r], both, b1);
+                }
+            }
+        }
+        const bool is_own = Codes::SCALE_BYTES > 0;
+        const bf16* own = reinterpret_cast<const bf16*>(panel);
+        const __m512 scale0 = is_own ? load_bf16(own) : _mm512_loadu_ps(scales);
+        const __m512 scale1 = is_own ? load_bf16(own + 16) : _mm512_loadu_ps(scales + 16);
+        panel += Codes::SCALE_BYTES;
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r) {
+            float* sums = acc + r * PANEL;
+            const __m512 sum0 = first ? _mm512_loadu_ps(sums) : _mm512_setzero_ps();
+            const __m512 sum1 = first ? _mm512_loadu_ps(sums + 16) : _mm512_setzero_ps();
+            _mm512_storeu_ps(sums, _mm512_fmadd_ps(left[r], scale0, sum0));
+            _mm512_storeu_ps(sums + 16, _mm512_fmadd_ps(right[r], scale1, sum1));
+        }
+    }
+}
+
+using QuantizedKernel = void (*)(const bf16*, int64_t, const uint8_t*, int, const float*, float*);
+
+template <class Codes>
+inline constexpr QuantizedKernel QUANTIZED_KERNELS[MAX_ROWS + 1] = {
+    nullptr,
+    multiply_quantized_rows<Codes, 1>,
+    multiply_quantized_rows<Codes, 2>,
+    multiply_quantized_rows<Codes, 3>,
+    multiply_quantized_rows<Codes, 4>,
+    multiply_quantized_rows<Codes, 5>,
+    multiply_quantized_rows<Codes, 6>,
+    multiply_quantized_rows<Codes, 7>,
+    multiply_quantized_rows<Codes, 8>,
+    multiply_quantized_rows<Codes, 9>,
+    multiply_quantized_rows<Codes, 10>,
+    multiply_quantized_rows<Codes, 11>,
+    multiply_quantized_rows<Codes, 12>,
+};
+
+inline int64_t quantized_panel_bytes(const Linear& w) {
+    const int64_t inputs = w.in_features;
+    if (w.format == INT8) return inputs * PANEL;
+    return inputs * PANEL / 2 + inputs / Int4Codes::SEGMENT * Int4Codes::SCALE_BYTES;
+}
+
+// acc[num_rows][PANEL], overwritten: the finished sums of one panel, without the bias.
+inline void multiply_quantized_panel(const Linear& w, int panel, const bf16* a, int64_t a_stride,
+                                     int num_rows, float* acc, bf16*) {
+    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * quantized_panel_bytes(w);
+    const float* scales = w.format == INT8 ? w.scales + int64_t(panel) * PANEL : nullptr;
+    const QuantizedKernel* kernels =
+        w.format == INT8 ? QUANTIZED_KERNELS<Int8Codes> : QUANTIZED_KERNELS<Int4Codes>;
+    const int num_parts = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (int part = 0, row = 0; part < num_parts; ++part) {
+        const int end = int(int64_t(num_rows) * (part + 1) / num_parts);
+        kernels[end - row](a + row * a_stride, a_stride, data, w.in_features, scales,
+                           acc + row * PANEL);
+        row = end;
+    }
 }

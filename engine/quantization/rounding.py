@@ -1,0 +1,89 @@
+"""Chooses the codes and scales of a weight, tensor by tensor, from the weight alone."""
+
+import torch
+from torch import Tensor
+
+from engine.errors import CheckpointError, EngineConfigError
+from engine.quantization.weight import CODEBOOK, GROUP_SIZE, QuantizedWeight, Scheme
+
+_MAX_INT8 = 127
+_CHUNK_ELEMENTS = 1 << 22
+"""Weights worked on at once: the temporary tensors stay small beside the weight."""
+_SHARES = (1.0, -1.0)
+"""Values tried for the largest weight of a group, in units of the codebook's largest: with either
+sign, since the codebook is not symmetric."""
+_STEPS_PER_UNIT = 8
+_NUM_STEPS = 128 * _STEPS_PER_UNIT
+_NEAREST = torch.bucketize(
+    torch.arange(-_NUM_STEPS, _NUM_STEPS + 1) / _STEPS_PER_UNIT,
+    (CODEBOOK[1:] + CODEBOOK[:-1]) / 2,
+).to(torch.uint8)
+"""Code nearest to each multiple of 1 / 8 from -128 to 128: finer than the codebook by far, and
+several times as fast as a search in it."""
+
+
+def quantize(weight: Tensor, scheme: Scheme) -> QuantizedWeight:
+    """Round ``weight`` [out_features, in_features], in any floating dtype on the CPU.
+
+    Output channels are rounded independently of each other: parts of a weight along its outputs
+    may be quantized alone or together. Raises `EngineConfigError` where ``in_features`` does not
+    suit the scheme, `CheckpointError` where the weight holds NaN or infinite values.
+    """
+    in_features = weight.shape[1]
+    multiple = GROUP_SIZE if scheme == "int4" else 2
+    if in_features % multiple:
+        raise EngineConfigError(
+            f"quantization {scheme!r} needs linear layers whose input size is a multiple of "
+            f"{multiple}, but a layer has {in_features}: set quantization to 'none' or 'int8', or "
+            "tensor_parallel_size to 1."
+        )
+    round_rows = _round_int8 if scheme == "int8" else _round_int4
+    chunks = weight.split(max(1, _CHUNK_ELEMENTS // in_features))
+    rounded = [round_rows(_finite(chunk)) for chunk in chunks]
+    return QuantizedWeight(
+        scheme,
+        codes=torch.cat([codes for codes, _ in rounded]),
+        scales=torch.cat([scales for _, scales in rounded]),
+    )
+
+
+def _finite(chunk: Tensor) -> Tensor:
+    values = chunk.float()
+    if not values.isfinite().all():
+        raise CheckpointError(
+            "a linear layer's weight holds NaN or infinite values, which cannot be quantized: "
+            "fetch the checkpoint again, or set quantization to 'none'."
+        )
+    return values
+
+
+def _round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    scales = weight.abs().amax(dim=1) / _MAX_INT8
+    codes = (weight / _nonzero(scales).unsqueeze(1)).round_().clamp_(-_MAX_INT8, _MAX_INT8)
+    return codes.to(torch.int8), scales
+
+
+def _round_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    groups = weight.unflatten(1, (-1, GROUP_SIZE))  # [out, groups, GROUP_SIZE]
+    largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+    best_error = torch.full_like(largest, torch.inf)
+    best_scales, best_codes = torch.empty_like(largest), torch.empty_like(groups, dtype=torch.uint8)
+    for share in _SHARES:
+        scales = (largest * (share / CODEBOOK[-1].item())).bfloat16().float()
+        codes = _nearest_codes(groups / _nonzero(scales))
+        error = (CODEBOOK.take(codes.long()) * scales - groups).square_().sum(dim=2, keepdim=True)
+        is_better = error < best_error
+        best_error = torch.where(is_better, error, best_error)
+        best_scales = torch.where(is_better, scales, best_scales)
+        best_codes = torch.where(is_better, codes, best_codes)
+    return best_codes.flatten(1), best_scales.squeeze(2)
+
+
+def _nearest_codes(values: Tensor) -> Tensor:
+    """uint8, for values in units of the scale."""
+    places = (values * _STEPS_PER_UNIT).round_().clamp_(-_NUM_STEPS, _NUM_STEPS)
+    return _NEAREST.take(places.add_(_NUM_STEPS).long())
+
+
+def _nonzero(scales: Tensor) -> Tensor:
+    return torch.where(scales == 0, 1.0, scales)
