@@ -1,4 +1,4 @@
-"""Who may start now, and who may be sent away for it. Decides; changes nothing.
+"""Who may start now, and who may be sent away for it. Decides; what it asks may learn by it.
 
 A sequence must find room for all its tokens now, and one more block for everybody that runs; how
 far all of them will grow is another's to say. Where steps are limited for the sake of streams, the

@@ -151,6 +151,23 @@ def test_the_latest_arrived_gives_way_and_is_computed_again_with_its_tokens() ->
     assert harness.step().scheduled[0].is_last_pending
 
 
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_tokens_computed_again_are_counted_once_for_each_time(prefix_caching: bool) -> None:
+    harness = Harness(make_config(prefix_caching=prefix_caching))
+    sequence = harness.add("a", prompt(1, 9))
+    for _ in range(3):
+        harness.step()
+    assert sequence.num_computed_tokens == 11
+    for _ in range(2):
+        harness.scheduler._preempt(sequence)
+        harness.step()
+        harness.step()
+
+    # The second time 13 of 14: the first had computed 12 and a new one after them.
+    found = (8, 12) if prefix_caching else (0, 0)
+    assert harness.scheduler.totals.num_recomputed_tokens == 11 - found[0] + 13 - found[1]
+
+
 def test_a_preempted_sequence_comes_back_before_later_arrivals() -> None:
     harness = Harness(make_config(prefix_caching=False), num_blocks=6)
     old = harness.add("old", prompt(1, 7))
