@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.attention.base import IntArray, RaggedBatch
 from engine.models.output_head import OutputHead
 from engine.prompt_logprobs import follow_scoring, score_tokens
+from engine.sampling.kernels import SamplingKernels
 from engine.sampling.sampler import Sampler
 from engine.step import Admission, PromptLogprobs, SampledToken, ScheduledSequence
 
@@ -43,9 +44,16 @@ class RowOutputs(Protocol):
 class SampledOutputs:
     """On rank 0."""
 
-    def __init__(self, head: OutputHead, max_num_seqs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        head: OutputHead,
+        max_num_seqs: int,
+        device: torch.device,
+        kernels: SamplingKernels | None = None,
+    ) -> None:
         self._head = head
-        self._sampler = Sampler(max_num_seqs, head.config.vocab_size, device)
+        self._has_kernels = kernels is not None
+        self._sampler = Sampler(max_num_seqs, head.config.vocab_size, device, kernels)
         self._prompts = _ScoredPrompts(max_num_seqs)
 
     def admit(self, admission: Admission) -> None:
@@ -63,12 +71,15 @@ class SampledOutputs:
         if rows is None:
             return ()
         num_samples = np.array([len(sequence.sampling_slots) for sequence in scheduled])
+        head, is_exact = self._head, self._head.is_exact
+        margins = head.margins(rows) if self._has_kernels and not is_exact else None
         sampled = self._sampler.sample(
-            self._head.logits(rows),
+            head.logits(rows),
             rows=np.repeat(np.arange(len(rows)), num_samples[num_samples > 0]),
             slots=np.array([slot for sequence in scheduled for slot in sequence.sampling_slots]),
             positions=np.repeat(batch.context_lens, num_samples),
-            rescore=lambda token_ids: self._head.exact_logits(rows, token_ids),
+            rescore=None if is_exact else lambda token_ids: head.exact_logits(rows, token_ids),
+            margins=None if margins is None else margins.numpy(),
         )
         self._head.finish_rows()
         return tuple(sampled)

@@ -22,9 +22,11 @@ from engine.models.output_head import OutputHead
 from engine.models.shard import shard_model
 from engine.native.library import StepLibrary
 from engine.native.loading import create_native_model, load_weights
+from engine.native.sampling import NativeSampling
 from engine.native.selection import choose_library
 from engine.native.support import compile_cache
 from engine.row_outputs import FollowedOutputs, RowOutputs, SampledOutputs
+from engine.sampling.kernels import SamplingKernels
 from engine.step_model import StepModel, TorchStepModel
 from engine.torch_runner import TorchRunner
 
@@ -66,7 +68,7 @@ def load_torch_runner(
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
         outputs: RowOutputs
         if rank.rank == 0:
-            outputs = SampledOutputs(loaded.head, config.max_num_seqs, device)
+            outputs = SampledOutputs(loaded.head, config.max_num_seqs, device, loaded.kernels)
         else:
             outputs = FollowedOutputs(loaded.head, config.max_num_seqs)
         return TorchRunner(
@@ -85,6 +87,7 @@ class _Loaded(NamedTuple):
 
     head: OutputHead
     over: Callable[[KvPool], StepModel]
+    kernels: SamplingKernels | None = None
 
 
 def _load_native(
@@ -100,7 +103,13 @@ def _load_native(
     def over(kv_pool: KvPool) -> StepModel:
         return create_native_model(config, loaded, calls, geometry, kv_pool, collectives)
 
-    return _Loaded(loaded.head, over)
+    kernels = NativeSampling(
+        calls,
+        vocab_size=loaded.head.config.vocab_size,
+        num_threads=config.num_threads,
+        max_samples=config.max_num_seqs,
+    )
+    return _Loaded(loaded.head, over, kernels)
 
 
 def _load_torch(

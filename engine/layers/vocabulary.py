@@ -7,6 +7,7 @@ Must not know who samples, or why.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 from engine.collectives import Collectives
 from engine.layers.linear import Linear
 from engine.layers.row_parallel import summable
+
+_NORM_ROWS = 4096
+"""In float32 at a time."""
 
 
 class Vocabulary(Protocol):
@@ -38,6 +42,12 @@ class Vocabulary(Protocol):
     def exact_logits(self, normed: Tensor, token_ids: Tensor) -> Tensor:
         """On rank 0, of the rows of ``logits`` but not rounded to the weights' dtype: float32 for
         ``token_ids`` [num_rows, num_tokens]."""
+        ...
+
+    @property
+    def largest_row_norm(self) -> float | None:
+        """On rank 0: of the rows of the matrix that ``logits`` multiplies, in Euclid's norm; None
+        where that is not known."""
         ...
 
     def finish_rows(self) -> None:
@@ -70,6 +80,10 @@ class WholeVocabulary:
 
     def exact_logits(self, normed: Tensor, token_ids: Tensor) -> Tensor:
         return _dot(normed, self._head, token_ids)
+
+    @cached_property
+    def largest_row_norm(self) -> float | None:
+        return max(float(rows.float().norm(dim=-1).max()) for rows in self._head.split(_NORM_ROWS))
 
     def finish_rows(self) -> None:
         """Nobody waits."""
@@ -122,6 +136,10 @@ class PartialVocabulary:
         self._say_num_ids(token_ids.shape[-1])
         self._collectives.broadcast_(token_ids)
         return self._sum_exact(normed, token_ids)
+
+    @property
+    def largest_row_norm(self) -> float | None:
+        return None  # each rank knows its own rows
 
     def finish_rows(self) -> None:
         if self._has_questions:

@@ -1,5 +1,6 @@
 """From last hidden states to logits: the end of a decoder, whatever computes its layers."""
 
+import torch
 from torch import Tensor
 
 from engine.layers.norm import RmsNorm
@@ -22,6 +23,30 @@ class OutputHead:
         bfloat16 has a step of 1/8 at a logit of 25: the likeliest tokens often tie.
         """
         return self._cap(self._vocabulary.logits(self._final_norm(hidden)))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether ``logits`` are as good as ``exact_logits``."""
+        return self._vocabulary.dtype is torch.float32
+
+    def margins(self, hidden: Tensor) -> Tensor | None:
+        """[num_rows] By how much a float32 logit must exceed another one of its row to be larger
+        for certain; None if that is not known.
+
+        ``logits`` multiplies a normed state h that was rounded, say by d. A logit is off by d w,
+        w being its row of the matrix, hence the difference of two by at most |d| (|w| + |v|). Of
+        float32 sums of n products each is off by at most n 2^-24 |h| |w| more (Higham: Accuracy
+        and Stability of Numerical Algorithms, 2002, section 3.1), here and in ``exact_logits``.
+        The cap brings logits closer together, so that it changes nothing.
+        """
+        norm = self._vocabulary.largest_row_norm
+        if norm is None:
+            return None
+        exact = self._final_norm.exact(hidden)
+        rounding = (exact - exact.to(self._vocabulary.dtype)).norm(dim=-1)
+        summing = exact.norm(dim=-1).mul_(2 * exact.shape[-1] * 2.0**-24)
+        margins: Tensor = (rounding + summing) * (2 * norm)
+        return margins
 
     def exact_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """Logits in float32 of a few tokens per row: ``token_ids`` is [num_rows, num_tokens].

@@ -1,4 +1,5 @@
-"""The compiled library as Python sees it: the structures of ``source/api.h``, and its calls.
+"""The compiled library as Python sees it: the structures of ``source/api.h``, its calls and those
+of ``source/sampling_api.h``.
 
 Calls release the interpreter's lock. Must not know models or tensors: all memory comes as
 addresses, and belongs to the caller.
@@ -144,6 +145,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None,
         [POINTER(Linear), c_void_p, c_int32, c_void_p, c_void_p, POINTER(PhaseTimes)],
     ),
+    "sampling_scratch_bytes": (c_int64, [c_int64]),
+    "find_near_largest": (
+        None,
+        [c_void_p, c_int64, c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p],
+    ),
+    "draw_tokens": (
+        None,
+        [c_void_p, c_int64, c_void_p, c_void_p, c_int32, c_void_p, c_void_p],
+    ),
     "can_run": (c_int32, []),
     "omp_set_num_threads": (None, [c_int32]),
 }
@@ -190,3 +200,35 @@ class StepLibrary:
         self, head: Linear, rows: int, num_rows: int, logits: int, scratch: int
     ) -> None:
         self._calls.compute_logits(head, rows, num_rows, logits, scratch, self.times)
+
+    def sampling_scratch_bytes(self, vocab_size: int) -> int:
+        """For as many threads as the calls below are made with."""
+        return int(self._calls.sampling_scratch_bytes(vocab_size))
+
+    def find_near_largest(
+        self,
+        logits: int,
+        vocab_size: int,
+        rows: int,
+        margins: int,
+        num_samples: int,
+        max_found: int,
+        scratch: int,
+        ids: int,
+        num_found: int,
+    ) -> None:
+        self._calls.find_near_largest(
+            logits, vocab_size, rows, margins, num_samples, max_found, scratch, ids, num_found
+        )
+
+    def draw_tokens(
+        self,
+        logits: int,
+        vocab_size: int,
+        rows: int,
+        columns: int,
+        num_samples: int,
+        scratch: int,
+        tokens: int,
+    ) -> None:
+        self._calls.draw_tokens(logits, vocab_size, rows, columns, num_samples, scratch, tokens)

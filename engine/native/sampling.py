@@ -33,6 +33,7 @@ class NativeSampling:
             rows.ctypes.data,
             margins.ctypes.data,
             num_samples,
+            MAX_NEAR,
             self._scratch.ctypes.data,
             self._ids.ctypes.data,
             self._num_found.ctypes.data,

@@ -3,10 +3,12 @@
 Must not know slots and temperatures.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.sampling.adjustments import BatchAdjustments
+from engine.sampling.kernels import IntArray, NearLargest
 from engine.sampling.likeliest import likeliest
 from engine.sampling.rescoring import Rescore
 
@@ -42,3 +44,15 @@ def pick_greedily(
             values = adjustments.applied_to(with_exact, is_in_place=True).gather(-1, ids)
     tokens = ids.gather(-1, values.argmax(dim=-1, keepdim=True)).flatten()
     return tokens.masked_fill(~is_finite, -1)
+
+
+def pick_among_near(near: NearLargest, rescore: Rescore | None) -> IntArray:
+    """[num_samples] Token ids, as `pick_greedily` gives them: of those near the largest logit the
+    one with the largest exact one. ``rescore`` is given unless the logits are exact."""
+    tokens = near.ids[:, 0]
+    most_found = int(near.num_found.max())
+    if rescore is not None and most_found > 1:
+        ids = near.ids[:, :most_found]
+        places = rescore(torch.from_numpy(ids)).argmax(dim=-1).numpy()
+        tokens = ids[np.arange(len(ids)), places]
+    return np.where(near.num_found > 0, tokens, -1)

@@ -5,8 +5,9 @@ Every token is a pure function of its row's logits, its sequence's parameters an
 know sequences, only slots.
 """
 
-from collections.abc import Iterator
-from enum import Enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from engine.messages import TokenLogprobs
 from engine.sampling.adjustments import BatchAdjustments, SlotAdjustments
 from engine.sampling.chunking import rows_per_chunk
 from engine.sampling.drawing import DrawParams, draw_filtered, draw_unfiltered
-from engine.sampling.greedy import pick_greedily
+from engine.sampling.greedy import pick_among_near, pick_greedily
+from engine.sampling.kernels import SamplingKernels
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.randomness import uniform
 from engine.sampling.rescoring import Rescore, for_samples
@@ -26,22 +28,27 @@ from engine.step import Admission, SampledToken
 __all__ = ["Rescore", "Sampler"]
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+FloatColumns = NDArray[np.float64]
+_Draw = Callable[[Tensor, DrawParams], Tensor]
 
 _GREEDY_CHUNK_FACTOR = 4
 """Greedy rows need few copies, and every chunk of them costs a rescoring."""
 
 
-class _Way(Enum):
-    GREEDY = "greedy"
-    FILTERED = "filtered"
-    UNFILTERED = "unfiltered"
-
-
 class Sampler:
     """Owner of the sampling state of every slot: parameters, and tokens that penalties count."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        kernels: SamplingKernels | None = None,
+    ) -> None:
+        """``kernels`` take what they can; torch the rest."""
         self._vocab_size = vocab_size
+        self._kernels = kernels
         self._temperature = np.zeros(num_slots, dtype=np.float32)
         self._top_k = np.full(num_slots, vocab_size, dtype=np.int64)
         self._top_p = np.ones(num_slots, dtype=np.float64)
@@ -76,26 +83,26 @@ class Sampler:
         slots: IntArray,
         positions: IntArray,
         rescore: Rescore | None = None,
+        margins: FloatArray | None = None,
     ) -> list[SampledToken]:
         """One token per sample, from row ``rows[i]`` of ``logits`` [num_rows, vocab_size], which
         stay as they are.
 
-        ``positions`` are those that the new tokens will have. ``rescore`` gives exact logits where
-        ``logits`` are coarse. A row with NaN or infinite logits yields no token but -1.
+        ``positions`` are those that the new tokens will have. ``rescore`` gives exact logits; it is
+        there if ``logits`` are coarse. Then ``margins`` [num_rows], if known, say by how much a
+        logit of a row must exceed another one to be larger for certain. A row with NaN or infinite
+        logits yields no token but -1.
         """
         assert logits.shape[-1] == self._vocab_size, "the model's vocabulary is another one"
         if not len(slots):
             return []
-        sampled = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
-        for way, members in self._groups(slots, rows_per_chunk(logits)):
-            sampled[torch.from_numpy(members).to(logits.device)] = self._sample_group(
-                way, logits, rows[members], slots[members], positions[members], rescore
-            )
-        token_ids: IntArray = sampled.cpu().numpy()
+        batch = _Batch(logits, rows, slots, positions, rescore, margins)
+        is_fast = self._kernels is not None and _is_plain(logits)
+        token_ids = self._choose_by_kernels(batch) if is_fast else self._choose(batch)
         for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
             if slot in self._adjustments and token_id >= 0:
                 self._adjustments[slot].remember(token_id)
-        logprobs = self._logprobs(logits, rows, slots, token_ids, rescore)
+        logprobs = self._logprobs(batch, token_ids)
         return [
             SampledToken(slot, token_id, logprobs.get(sample))
             for sample, (slot, token_id) in enumerate(
@@ -103,74 +110,109 @@ class Sampler:
             )
         ]
 
-    def _groups(self, slots: IntArray, chunk_len: int) -> Iterator[tuple[_Way, IntArray]]:
-        """Samples that go the same way, not too many at a time."""
+    def _choose(self, batch: "_Batch") -> IntArray:
+        """[num_samples] Token ids, -1 for rows that are not finite, by torch: those that go the
+        same way together, not too many at a time."""
+        device, slots = batch.logits.device, batch.slots
+        sampled = torch.empty(len(slots), dtype=torch.int64, device=device)
         is_greedy = self._temperature[slots] == 0
         is_filtered = (
             (self._top_k[slots] < self._vocab_size)
             | (self._top_p[slots] < 1)
             | (self._min_p[slots] > 0)
         )
-        for way, is_member, num_rows in (
-            (_Way.GREEDY, is_greedy, chunk_len * _GREEDY_CHUNK_FACTOR),
-            (_Way.FILTERED, ~is_greedy & is_filtered, chunk_len),
-            (_Way.UNFILTERED, ~is_greedy & ~is_filtered, chunk_len),
+        num_rows = rows_per_chunk(batch.logits)
+        for is_member, way, num_members in (
+            (is_greedy, self._pick, num_rows * _GREEDY_CHUNK_FACTOR),
+            (~is_greedy & is_filtered, partial(self._draw, draw_filtered), num_rows),
+            (~is_greedy & ~is_filtered, partial(self._draw, draw_unfiltered), num_rows),
         ):
-            members = np.flatnonzero(is_member)
-            for start in range(0, len(members), num_rows):
-                yield way, members[start : start + num_rows]
+            for members in _chunks(is_member, num_members):
+                sampled[torch.from_numpy(members).to(device)] = way(batch.of(members))
+        return sampled.cpu().numpy()
 
-    def _sample_group(
-        self,
-        way: _Way,
-        logits: Tensor,
-        rows: IntArray,
-        slots: IntArray,
-        positions: IntArray,
-        rescore: Rescore | None,
-    ) -> Tensor:
-        """[num_samples] Token ids on the device, -1 for rows that are not finite."""
-        own_logits = _rows_of(logits, rows)
-        adjustments = BatchAdjustments.collect(
-            [self._adjustments.get(slot) for slot in slots.tolist()],
-            positions,
-            self._vocab_size,
-            logits.device,
-        )
-        is_coarse = logits.dtype is not torch.float32
-        if way is _Way.GREEDY:
-            exact = for_samples(rescore, rows, len(logits)) if rescore and is_coarse else None
-            return pick_greedily(own_logits, adjustments, exact)
-        scores = own_logits.float()
+    def _choose_by_kernels(self, batch: "_Batch") -> IntArray:
+        """The same, of float32 logits. Rows that are adjusted are copied for it."""
+        slots = batch.slots
+        token_ids: IntArray = np.empty(len(slots), dtype=np.int64)
+        is_greedy = self._temperature[slots] == 0
+        is_adjusted = np.zeros(len(slots), dtype=np.bool_)
+        if self._adjustments:
+            is_adjusted[:] = [slot in self._adjustments for slot in slots.tolist()]
+        # Without margins nothing is known of the logits' errors.
+        is_sought = is_greedy & ~is_adjusted & (batch.rescore is None or batch.margins is not None)
+        num_rows = rows_per_chunk(batch.logits)
+        for is_member, way, num_members in (
+            (is_sought, self._seek, len(slots)),
+            (is_greedy & ~is_sought, self._pick, num_rows * _GREEDY_CHUNK_FACTOR),
+            (~is_greedy & ~is_adjusted, self._draw_plain, len(slots)),
+            (~is_greedy & is_adjusted, self._draw_adjusted, num_rows),
+        ):
+            for members in _chunks(is_member, num_members):
+                token_ids[members] = way(batch.of(members))
+        return token_ids
+
+    def _pick(self, batch: "_Batch") -> Tensor:
+        adjustments = self._collect_adjustments(batch)
+        return pick_greedily(batch.own_logits(), adjustments, batch.own_rescore())
+
+    def _draw(self, draw: _Draw, batch: "_Batch") -> Tensor:
+        scores, is_finite = self._scores(batch)
+        params = DrawParams.on_device(self._columns(batch), scores.device)
+        return draw(scores, params).masked_fill(~is_finite, -1)
+
+    def _seek(self, batch: "_Batch") -> IntArray:
+        assert self._kernels is not None
+        margins = np.zeros(len(batch.rows), dtype=np.float32)
+        if batch.margins is not None:
+            margins = batch.margins[batch.rows]
+        near = self._kernels.find_near_largest(batch.logits, batch.rows, margins)
+        return pick_among_near(near, batch.own_rescore())
+
+    def _draw_plain(self, batch: "_Batch") -> IntArray:
+        assert self._kernels is not None
+        return self._kernels.draw(batch.logits, batch.rows, self._columns(batch))
+
+    def _draw_adjusted(self, batch: "_Batch") -> IntArray:
+        assert self._kernels is not None
+        scores, is_finite = self._scores(batch)
+        tokens = self._kernels.draw(scores, np.arange(len(scores)), self._columns(batch))
+        return np.where(is_finite.numpy(), tokens, -1)
+
+    def _scores(self, batch: "_Batch") -> tuple[Tensor, Tensor]:
+        """[num_samples, vocab_size] in float32, adjusted, and [num_samples] whether the logits were
+        finite."""
+        scores = batch.own_logits().float()
         is_finite = scores.amax(dim=-1).isfinite()
+        adjustments = self._collect_adjustments(batch)
         if adjustments is not None:
-            scores = adjustments.applied_to(scores, is_in_place=is_coarse)
-        draw = draw_filtered if way is _Way.FILTERED else draw_unfiltered
-        tokens = draw(scores, self._draw_params(slots, positions, logits.device))
-        return tokens.masked_fill(~is_finite, -1)
+            is_copy = batch.logits.dtype is not torch.float32
+            scores = adjustments.applied_to(scores, is_in_place=is_copy)
+        return scores, is_finite
 
-    def _draw_params(
-        self, slots: IntArray, positions: IntArray, device: torch.device
-    ) -> DrawParams:
+    def _collect_adjustments(self, batch: "_Batch") -> BatchAdjustments | None:
+        return BatchAdjustments.collect(
+            [self._adjustments.get(slot) for slot in batch.slots.tolist()],
+            batch.positions,
+            self._vocab_size,
+            batch.logits.device,
+        )
+
+    def _columns(self, batch: "_Batch") -> FloatColumns:
+        """[5, num_samples] The fields of `DrawParams`."""
+        slots = batch.slots
         columns = [
             self._temperature[slots].astype(np.float64),
             self._top_k[slots].astype(np.float64),
             self._top_p[slots],
             self._min_p[slots],
-            uniform(self._seed[slots], positions),
+            uniform(self._seed[slots], batch.positions),
         ]
-        return DrawParams.on_device(np.stack(columns), device)
+        return np.stack(columns)
 
-    def _logprobs(
-        self,
-        logits: Tensor,
-        rows: IntArray,
-        slots: IntArray,
-        token_ids: IntArray,
-        rescore: Rescore | None,
-    ) -> dict[int, TokenLogprobs]:
+    def _logprobs(self, batch: "_Batch", token_ids: IntArray) -> dict[int, TokenLogprobs]:
         """By sample, of those that ask for it."""
-        wanted = [self._num_logprobs[slot] for slot in slots.tolist()]
+        wanted = [self._num_logprobs[slot] for slot in batch.slots.tolist()]
         members = np.array(
             [
                 sample
@@ -182,11 +224,9 @@ class Sampler:
         if not len(members):
             return {}
         most = max(num_top for num_top in wanted if num_top is not None)
+        asking = batch.of(members)
         reported = token_logprobs(
-            _rows_of(logits, rows[members]),
-            token_ids[members],
-            most,
-            None if rescore is None else for_samples(rescore, rows[members], len(logits)),
+            asking.own_logits(), token_ids[members], most, asking.own_rescore()
         )
         return {
             sample: _first(one, wanted[sample])
@@ -194,11 +234,54 @@ class Sampler:
         }
 
 
-def _rows_of(logits: Tensor, rows: IntArray) -> Tensor:
-    """Consecutive ones, the usual case, aren't copied."""
-    if (np.diff(rows) == 1).all():
-        return logits[rows[0] : rows[-1] + 1]
-    return logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Samples, and the logits that they share; see `Sampler.sample`."""
+
+    logits: Tensor
+    rows: IntArray
+    slots: IntArray
+    positions: IntArray
+    rescore: Rescore | None
+    margins: FloatArray | None
+
+    def of(self, members: IntArray) -> "_Batch":
+        """Some of the samples, in the order given; the usual case is all of them."""
+        if len(members) == len(self.slots):
+            return self
+        return _Batch(
+            self.logits,
+            self.rows[members],
+            self.slots[members],
+            self.positions[members],
+            self.rescore,
+            self.margins,
+        )
+
+    def own_logits(self) -> Tensor:
+        """[num_samples, vocab_size] A row for each sample. Consecutive ones, the usual case, aren't
+        copied."""
+        rows = self.rows
+        if (np.diff(rows) == 1).all():
+            return self.logits[rows[0] : rows[-1] + 1]
+        return self.logits.index_select(0, torch.from_numpy(rows).to(self.logits.device))
+
+    def own_rescore(self) -> Rescore | None:
+        """For samples instead of rows."""
+        if self.rescore is None:
+            return None
+        return for_samples(self.rescore, self.rows, len(self.logits))
+
+
+def _is_plain(logits: Tensor) -> bool:
+    """Whether kernels can read them."""
+    return logits.dtype is torch.float32 and logits.is_contiguous()
+
+
+def _chunks(is_member: NDArray[np.bool_], chunk_len: int) -> Iterator[IntArray]:
+    members = np.flatnonzero(is_member)
+    for start in range(0, len(members), chunk_len):
+        yield members[start : start + chunk_len]
 
 
 def _first(logprobs: TokenLogprobs, num_top: int | None) -> TokenLogprobs:
