@@ -90,7 +90,11 @@ class AdmissionControl:
             sequence, hit, chunk_tokens=self._limits.max_tokens
         )
         num_wanted = num_new_blocks + self._reserved_beside(len(self._running) - len(leaving))
-        if num_wanted > self._blocks.num_free_blocks + self._blocks.num_freed_by(leaving):
+        num_missing = num_wanted - self._blocks.num_free_blocks
+        if num_missing > 0 and (
+            num_missing > sum([s.num_held_blocks for s in leaving])  # at best, and quick to say
+            or num_missing > self._blocks.num_freed_by(leaving)
+        ):
             return False
         return self._demand.fits(self._running.sequences, sequence, num_new_blocks)
 

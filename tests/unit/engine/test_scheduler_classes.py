@@ -116,6 +116,23 @@ def test_nobody_gives_way_where_it_would_not_help() -> None:
     assert [s.slot is not None for s in (same, batch, urgent)] == [True, True, False]
 
 
+def test_nobody_gives_way_for_blocks_that_others_hold_too() -> None:
+    harness = Harness(num_blocks=16)
+    sequences = []
+    for name, service_class in (("stays", INTERACTIVE), ("shares", BATCH)):
+        request = make_request(name, prompt(1, 33), 40, service_class=service_class)
+        sequences += harness.add_request(request)
+        harness.step()
+    stays, shares = sequences
+    assert shares.cached_tokens == 32
+    [urgent] = add(harness, "urgent", INTERACTIVE, num_tokens=28)
+
+    harness.step()
+
+    assert [s.slot is not None for s in (stays, shares, urgent)] == [True, True, False]
+    assert harness.scheduler.totals.num_preemptions == 0
+
+
 def test_nobody_gives_way_before_the_budget_reaches_who_comes_next() -> None:
     harness = Harness(make_config(max_num_seqs=2, max_num_batched_tokens=8))
     [batch] = add(harness, "batch", BATCH)
