@@ -50,11 +50,11 @@ FULL = Scale(
     prompts=LengthRange(16, 256),
     outputs=LengthRange(8, 800),
     rounds=2,
-    saturated_s=12.0,
-    arrivals_s=20.0,
+    saturated_s=10.0,
+    arrivals_s=16.0,
     pool_tokens=12_288,
-    num_recomputed=16,
-    recomputed_outputs=LengthRange(8, 100),
+    num_recomputed=12,
+    recomputed_outputs=LengthRange(8, 64),
 )
 SHORT = Scale(
     batch_size=4,
