@@ -156,6 +156,10 @@ class _Now(Collector):
         oom = stats.num_out_of_memory_steps
         yield counter("out_of_memory_steps", "Steps without enough memory.", oom)
         yield counter("kv_blocks_leaked", "Found unowned, repaired.", stats.num_leaked_blocks)
+        yield counter("gc_pauses", "Collections of garbage.", stats.num_gc_pauses)
+        yield counter("gc_pause_seconds", "Wall time in them.", stats.gc_pause_s)
+        longest_s = stats.longest_gc_pause_s
+        yield gauge("gc_longest_pause_seconds", "The longest of them.", longest_s)
         max_tokens = config.max_num_batched_tokens if last is None else last.max_tokens
         yield gauge("step_token_budget", "Tokens of one step, in force.", max_tokens)
         max_seqs = config.max_num_seqs if last is None else last.max_seqs

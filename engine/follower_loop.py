@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from engine.garbage import GarbageCollector
 from engine.rank_messages import PlanFrame
 from engine.step import ModelRunner
 from engine.step_loop import IDLE_POLL_S
@@ -20,8 +21,16 @@ MIN_HEARTBEAT_PERIOD_S = IDLE_POLL_S / 2
 class FollowerLoop:
     """Owner of the ends of two pipes: to rank 0, and to the front."""
 
-    def __init__(self, runner: ModelRunner, *, leader: SyncPipe, front: SyncPipe) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        leader: SyncPipe,
+        front: SyncPipe,
+        garbage: GarbageCollector | None = None,
+    ) -> None:
         self._runner = runner
+        self._garbage = garbage or GarbageCollector()
         self._leader = leader
         self._front = front
         self._last_heartbeat_s = 0.0
@@ -42,6 +51,7 @@ class FollowerLoop:
             self._runner.take_sampled(step.sampled)
             self._runner.execute(step.plan)
             self._show_life()
+            self._garbage.collect_between_steps()
         self._show_life()
 
     def _show_life(self) -> None:

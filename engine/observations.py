@@ -75,6 +75,11 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Of the tokens of the last steps, the share that somebody needed: neither padding nor computed
     again.
     """
+    num_gc_pauses: int = 0
+    """Collections of cyclic garbage in the step loop's process, all between steps."""
+    gc_pause_s: float = 0.0
+    """Wall time in them."""
+    longest_gc_pause_s: float = 0.0
 
 
 class MemoryBytes(msgspec.Struct, frozen=True, array_like=True):

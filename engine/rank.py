@@ -8,7 +8,6 @@ its parent, or rank 0, is gone: rank 0 the step loop, the others one that follow
 import argparse
 import contextlib
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -26,6 +25,7 @@ from engine.config import EngineSpec, RankSpec
 from engine.engine import Engine
 from engine.errors import EngineError, StepOutOfMemory
 from engine.follower_loop import FollowerLoop
+from engine.garbage import GarbageCollector
 from engine.memory_report import MemoryReport
 from engine.observations import MemoryBytes
 from engine.rank_messages import Failed, Loaded, RankEvent, Ready
@@ -107,16 +107,17 @@ def _load(front: SyncPipe, place: _Place) -> _Loop:
         check_start(spec)
     loaded = create_runner(spec, rank, _join_ranks(spec, rank, place.rendezvous))
     load_time_s = time.monotonic() - started_s
+    garbage = GarbageCollector()
     if rank.rank > 0:
-        _freeze_heap()
+        garbage.take_over()
         _say(front, Loaded(load_time_s))
         [leader] = place.links
-        return FollowerLoop(loaded.runner, leader=SyncPipe(leader), front=front)
+        return FollowerLoop(loaded.runner, leader=SyncPipe(leader), front=front, garbage=garbage)
     runner = BroadcastRunner(loaded.runner, place.links) if rank.size > 1 else loaded.runner
     engine, ready = _warm_engine(spec, loaded, runner, load_time_s)
-    _freeze_heap()
+    garbage.take_over()
     _say(front, ready)
-    return StepLoop(engine, front)
+    return StepLoop(engine, front, garbage)
 
 
 def _join_ranks(spec: EngineSpec, rank: RankSpec, rendezvous: Path | None) -> "Collectives | None":
@@ -173,12 +174,6 @@ def _memory_bytes(memory: MemoryReport) -> MemoryBytes:
         kv_block=memory.geometry.block_bytes,
         kv_token=memory.geometry.token_bytes,
     )
-
-
-def _freeze_heap() -> None:
-    """The model lives for ever: a full collection would only walk it during a step."""
-    gc.collect()
-    gc.freeze()
 
 
 def _say(front: SyncPipe, event: RankEvent) -> None:

@@ -12,7 +12,9 @@ import msgspec
 
 from engine.engine import Engine, StepOutput
 from engine.errors import EngineDeadError
+from engine.garbage import GarbageCollector
 from engine.messages import Abort, FinishReason, ServiceClass, StepFrame, Submit, TokenDelta
+from engine.observations import EngineStats
 from engine.rank_messages import GatewayGone, RankCommand, SourceFrame, StepReport
 from engine.request_limits import num_places
 from wire.pipe import SyncPipe
@@ -47,8 +49,11 @@ class _Refused:
 class StepLoop:
     """Owner of the map from requests to the gateways that sent them."""
 
-    def __init__(self, engine: Engine, pipe: SyncPipe) -> None:
+    def __init__(
+        self, engine: Engine, pipe: SyncPipe, garbage: GarbageCollector | None = None
+    ) -> None:
         self._engine = engine
+        self._garbage = garbage or GarbageCollector()
         self._pipe = pipe
         self._open: dict[str, _OpenRequest] = {}
         self._refused: list[_Refused] = []
@@ -70,12 +75,15 @@ class StepLoop:
     def turn(self) -> None:
         """Take what came, then step if there is work; wait for some if there is none."""
         is_idle = not (self._engine.has_work or self._is_auditing)
+        if is_idle:
+            self._garbage.collect_idle()
         for frame in self._pipe.poll(IDLE_POLL_S if is_idle else 0.0):
             self._apply(self._decode_command(frame))
         if self._engine.has_work or self._refused:
             self._pipe.send(self._encode(self._report(self._engine.step())))
             if self._engine.num_failed_steps >= MAX_FAILED_STEPS:
                 raise EngineDeadError(f"{MAX_FAILED_STEPS} steps failed one after the other")
+            self._garbage.collect_between_steps()
             return
         self._is_auditing = self._engine.audit_slice()
         if not self._is_auditing:
@@ -141,9 +149,18 @@ class StepLoop:
             output.load,
             output.events,
             num_submits_taken,
-            output.stats,
+            self._with_pauses(output.stats),
             output.record,
             output.notes,
+        )
+
+    def _with_pauses(self, stats: EngineStats) -> EngineStats:
+        totals = self._garbage.totals
+        return msgspec.structs.replace(
+            stats,
+            num_gc_pauses=totals.num_pauses,
+            gc_pause_s=totals.pause_s,
+            longest_gc_pause_s=totals.longest_pause_s,
         )
 
     def _finish(self, delta: TokenDelta, request: _OpenRequest) -> int:

@@ -1,3 +1,4 @@
+import gc
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ import pytest
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
 from engine.errors import EngineDeadError
+from engine.garbage import YOUNG_OBJECTS, GarbageCollector
 from engine.kv_geometry import KvGeometry, KvGroup
 from engine.messages import (
     Abort,
@@ -68,6 +70,7 @@ class Bench:
     engine: AuditedEngine
     runner: Breakable
     front: SyncPipe
+    loop_pipe: SyncPipe
 
     def send(self, command: RankCommand) -> None:
         self.front.send(msgspec.msgpack.encode(command))
@@ -120,7 +123,7 @@ def bench() -> Iterator[Bench]:
     )
     theirs, ours = socket.socketpair()
     pipe, front = SyncPipe(theirs), SyncPipe(ours)
-    yield Bench(StepLoop(engine, pipe), engine, runner, front)
+    yield Bench(StepLoop(engine, pipe), engine, runner, front, pipe)
     engine.check_integrity()
     front.close()
     pipe.close()
@@ -257,3 +260,24 @@ def test_a_closed_pipe_ends_the_loop(bench: Bench) -> None:
     bench.front.close()
     with pytest.raises(ConnectionClosed):
         bench.loop.run()
+
+
+def test_reports_the_pauses_between_steps(bench: Bench) -> None:
+    garbage = GarbageCollector()
+    loop = StepLoop(bench.engine, bench.loop_pipe, garbage)
+    garbage.take_over()
+    try:
+        bench.say(1, submit("a"))
+        loop.turn()
+        assert bench.last_report().stats.num_gc_pauses == 0
+        kept = [[] for _ in range(YOUNG_OBJECTS)]  # type: ignore[var-annotated]
+        loop.turn()
+        assert bench.last_report().stats.num_gc_pauses == 0, "it comes after the step's report"
+        loop.turn()
+        stats = bench.last_report().stats
+        assert len(kept) == YOUNG_OBJECTS
+    finally:
+        gc.unfreeze()
+        gc.enable()
+    assert stats.num_gc_pauses == 1
+    assert 0 < stats.gc_pause_s == stats.longest_gc_pause_s
