@@ -4,7 +4,7 @@ What a sequence may not read is NaN: unwritten rows, and blocks that a window ha
 place in the table is empty, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +14,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.attention import create_attention
+from engine.kv_geometry import KvGeometry
 from engine.kv_pool import KvPool
 from engine.layers.linear import WeightLayout
 from engine.loader import WeightFiles
 from engine.models.decoder import DecoderModel
 from engine.models.loading import load_model
+from engine.models.output_head import OutputHead
 from engine.models.registry import read_model_config
 from engine.slot_tables import SlotTables
 from engine.step import NO_BLOCK, BlockCopy
+from engine.step_model import StepModel, TorchStepModel
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
@@ -58,19 +61,20 @@ def save_tiny(reference: Any, folder: Path) -> Path:
     return path
 
 
-class PagedModel:
+class PagedSteps:
     """Owner of a pool in which every sequence has its own blocks, shuffled."""
 
     def __init__(
         self,
-        model: DecoderModel,
+        head: OutputHead,
         token_ids: Tensor,
+        over: Callable[[KvGeometry, KvPool], StepModel],
         *,
-        attention: str,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype,
     ) -> None:
-        self.model = model
-        self.geometry = model.config.kv_geometry(
+        """``over`` makes the model that computes the layers over the pool."""
+        self.head = head
+        self.geometry = head.config.kv_geometry(
             block_size_tokens=BLOCK_SIZE, bytes_per_element=dtype.itemsize
         )
         self._token_ids = token_ids  # [num_sequences, len]
@@ -80,9 +84,7 @@ class PagedModel:
         self._blocks = shuffled.reshape(num_sequences, num_groups, num_blocks).tolist()
         self._pool = KvPool(self.geometry, len(shuffled), dtype=dtype, device=CPU)
         self._pool.poison()
-        self._attention = create_attention(
-            attention, CPU, self.geometry, scale=model.config.attention_scale
-        )
+        self._step_model = over(self.geometry, self._pool)
 
     def share_prefix(self, source: int, target: int, num_blocks: int) -> None:
         """``target`` reads the first blocks of ``source``, as after a prefix hit."""
@@ -97,7 +99,7 @@ class PagedModel:
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk]) -> list[Tensor]:
         """Logits of every chunk."""
-        logits = self.model.head.logits(self.forward(chunks))
+        logits = self.head.logits(self.forward(chunks))
         return list(logits.split([count for _, _, count in chunks]))
 
     @torch.inference_mode()
@@ -110,19 +112,8 @@ class PagedModel:
             tables.admit(chunk.sequence, self._blocks[chunk.sequence])
         slots, starts, counts = (np.array(column) for column in zip(*chunks, strict=True))
         batches = tables.batches(slots, starts, counts)
-        prepared = [self._attention.prepare(batch) for batch in batches]
-        of_layer = {
-            layer: prepared[index]
-            for index, group in enumerate(self.geometry.groups)
-            for layer in group.layers
-        }
         spans = [self._token_ids[seq, start : start + count] for seq, start, count in chunks]
-        return self.model.forward(
-            torch.cat(spans),
-            torch.from_numpy(batches[0].positions()),
-            self._pool.layers,
-            [of_layer[layer] for layer in range(self.geometry.num_layers)],
-        )
+        return self._step_model.forward(torch.cat(spans).numpy(), batches)
 
     def _forget_passed(self, chunk: Chunk) -> None:
         for group, blocks in zip(self.geometry.groups, self._blocks[chunk.sequence], strict=True):
@@ -135,3 +126,21 @@ class PagedModel:
 
     def _is_shared(self, block_id: int) -> bool:
         return sum(block_id in table for tables in self._blocks for table in tables) > 1
+
+
+class PagedModel(PagedSteps):
+    """Of the decoder in torch."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        token_ids: Tensor,
+        *,
+        attention: str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        def over(geometry: KvGeometry, pool: KvPool) -> StepModel:
+            backend = create_attention(attention, CPU, geometry, scale=model.config.attention_scale)
+            return TorchStepModel(model, backend, geometry, pool.layers, CPU)
+
+        super().__init__(model.head, token_ids, over, dtype=dtype)
