@@ -98,9 +98,11 @@ def _private_parameters(
     config: EngineConfig, model: ModelConfig, shard: ModelShard, *, is_converted: bool
 ) -> int:
     """Those that a rank keeps outside the mapped file."""
-    is_packed = config.device == "cpu" and config.weight_layout != "mapped"
-    if is_packed and is_converted:
-        # The head is there twice: packed, and converted for the rows that are read one by one.
+    is_quantized = config.quantization != "none"
+    is_packed = config.device == "cpu" and (config.weight_layout != "mapped" or is_quantized)
+    if is_packed and (is_converted or is_quantized):
+        # The head is there twice: packed, and converted or rounded for the rows that are read one
+        # by one.
         head = math.prod(shard.vocab_part.shape_of(model.embedding_shape))
         return shard_parameters(model, shard) + head
     if is_packed or is_converted:

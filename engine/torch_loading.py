@@ -130,6 +130,7 @@ def _load_torch(
         dtype=dtype,
         device=device,
         layout=_resolve_layout(config, dtype),
+        quantization=config.quantization,
         collectives=collectives,
     )
 
@@ -143,6 +144,10 @@ def _open_device(config: EngineConfig, rank: RankSpec) -> torch.device:
     """On CUDA each rank has a device of those that its process sees."""
     if config.device != "cuda":
         return torch.device(config.device)
+    if config.quantization != "none":
+        raise EngineConfigError(
+            f"quantization is {config.quantization!r}, which is for device 'cpu': set it to 'none'."
+        )
     if not torch.cuda.is_available():
         raise EngineConfigError(
             "device is 'cuda', but torch finds no CUDA device: set device to 'cpu', or install "

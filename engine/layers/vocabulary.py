@@ -30,6 +30,11 @@ class Vocabulary(Protocol):
         """Of the weights."""
         ...
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether ``logits`` are as good as ``exact_logits``, which then nobody may ask for."""
+        ...
+
     def embed_into(self, token_ids: Tensor, hidden: Tensor) -> None:
         """Write to ``hidden`` [num_tokens, hidden_size] in float32, not scaled; all ranks get all
         of it."""
@@ -63,10 +68,14 @@ class Vocabulary(Protocol):
 class WholeVocabulary:
     """All of it, on the only rank."""
 
-    def __init__(self, *, embedding: Tensor, head: Tensor, lm_head: Linear) -> None:
+    def __init__(
+        self, *, embedding: Tensor, head: Tensor, lm_head: Linear, is_exact: bool | None = None
+    ) -> None:
+        """``is_exact`` by default where the weights are float32."""
         self._embedding = embedding
         self._head = head
         self._lm_head = lm_head
+        self.is_exact = embedding.dtype is torch.float32 if is_exact is None else is_exact
 
     @property
     def dtype(self) -> torch.dtype:
@@ -104,15 +113,16 @@ class PartialVocabulary:
         part: range,
         widths: Sequence[int],
         collectives: Collectives,
+        is_exact: bool | None = None,
     ) -> None:
+        """``is_exact`` by default where the weights are float32."""
         self._embedding = embedding
         self._head = head
         self._lm_head = lm_head
         self._part = part
         self._widths = widths
         self._collectives = collectives
-        # float32 logits are exact already: nobody asks, so nobody needs to wait.
-        self._has_questions = embedding.dtype is not torch.float32
+        self.is_exact = embedding.dtype is torch.float32 if is_exact is None else is_exact
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,7 +141,7 @@ class PartialVocabulary:
         return logits
 
     def exact_logits(self, normed: Tensor, token_ids: Tensor) -> Tensor:
-        assert self._has_questions, "float32 logits are exact"
+        assert not self.is_exact, "nobody answers"
         token_ids = token_ids.contiguous()
         self._say_num_ids(token_ids.shape[-1])
         self._collectives.broadcast_(token_ids)
@@ -142,7 +152,7 @@ class PartialVocabulary:
         return None  # each rank knows its own rows
 
     def finish_rows(self) -> None:
-        if self._has_questions:
+        if not self.is_exact:
             self._say_num_ids(0)
 
     def follow_rows(self, normed: Tensor, exact: Tensor) -> None:
@@ -157,7 +167,7 @@ class PartialVocabulary:
 
     def _hear_num_ids(self) -> int:
         """Token ids per row of the next question; 0 if there is none."""
-        if not self._has_questions:
+        if self.is_exact:  # nobody asks, so nobody needs to wait
             return 0
         num_ids = torch.empty(1, dtype=torch.int64, device=self._head.device)
         self._collectives.broadcast_(num_ids)

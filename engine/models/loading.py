@@ -3,7 +3,7 @@ checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from engine.models.model_config import ModelConfig, Shape
 from engine.models.output_head import OutputHead
 from engine.models.shard import shard_model
 from engine.models.tensor_source import HeldTensor, TensorSource
+from engine.quantization.layers import Quantization, head_scheme, layer_scheme, rounded
 
 LinearKind = Literal["qkv", "output", "gate_up", "down"]
 LAYER_LINEARS: Mapping[LinearKind, tuple[str, ...]] = {
@@ -36,6 +37,17 @@ _SUMMED: tuple[LinearKind, ...] = ("output", "down")
 _REDUNDANT_TENSORS = ("rotary_emb.inv_freq", "lm_head.weight")
 """Some exporters write what can be computed, or the head although it is tied."""
 
+
+class Head(NamedTuple):
+    """The layer that gives logits."""
+
+    linear: Linear
+    table: Tensor
+    """Its weights, for logits in float32 of single tokens."""
+    is_exact: bool | None = None
+    """As `engine.layers.vocabulary.Vocabulary.is_exact`; None: if they are float32."""
+
+
 L = TypeVar("L")
 L_co = TypeVar("L_co", covariant=True)
 
@@ -47,7 +59,7 @@ class LinearMaker(Protocol[L_co]):
         """This rank's part of one linear layer of the layer whose tensors begin with ``prefix``."""
         ...
 
-    def head(self, tensor: HeldTensor, table: Tensor) -> Linear:
+    def head(self, tensor: HeldTensor, table: Tensor) -> Head:
         """The layer that gives logits; ``table`` are its weights as they lie in the checkpoint."""
         ...
 
@@ -75,6 +87,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     layout: WeightLayout,
+    quantization: Quantization = "none",
     collectives: Collectives | None = None,
 ) -> DecoderModel:
     """The whole model, or the part of the rank that ``collectives`` belong to.
@@ -84,7 +97,8 @@ def load_model(
     `EngineConfigError` if it can't be cut in so many parts.
     """
     source = open_source(config, weights, dtype=dtype, device=device, collectives=collectives)
-    parts = load_parts(source, _TorchLinears(source, layout, collectives), collectives)
+    linears = _TorchLinears(source, layout, quantization, collectives)
+    parts = load_parts(source, linears, collectives)
     return DecoderModel(
         parts.config,
         vocabulary=parts.vocabulary,
@@ -138,15 +152,18 @@ def _load_vocabulary(
     embedding = head = source.take(tensors[0], is_kept=True)
     if tensors[1] != tensors[0]:
         head = source.take(tensors[1], is_kept=True)
-    lm_head = make.head(tensors[1], head)
+    made = make.head(tensors[1], head)
     if collectives is None:
-        return WholeVocabulary(embedding=embedding, head=head, lm_head=lm_head)
+        return WholeVocabulary(
+            embedding=embedding, head=made.table, lm_head=made.linear, is_exact=made.is_exact
+        )
     size = source.shard.rank.size
     shards = [shard_model(source.config, RankSpec(rank, size)) for rank in range(size)]
     return PartialVocabulary(
         embedding=embedding,
-        head=head,
-        lm_head=lm_head,
+        head=made.table,
+        lm_head=made.linear,
+        is_exact=made.is_exact,
         part=source.shard.vocab,
         widths=[len(shard.vocab) for shard in shards],
         collectives=collectives,
@@ -189,6 +206,7 @@ class _TorchLinears:
 
     source: TensorSource
     layout: WeightLayout
+    quantization: Quantization
     collectives: Collectives | None
 
     def layer(self, prefix: str, shapes: Mapping[str, Shape], kind: LinearKind) -> Linear:
@@ -197,18 +215,23 @@ class _TorchLinears:
             for names in [LAYER_LINEARS[kind]]
             for what in ("weight", "bias")
         )
+        scheme = layer_scheme(self.quantization)
+        weights = [rounded(weight, scheme) for weight in weights]
         linear = create_linear(weights, biases or None, layout=self.layout)
         if kind in _SUMMED and self.collectives is not None:
             return RowParallelLinear(linear, self.collectives)
         return linear
 
-    def head(self, tensor: HeldTensor, table: Tensor) -> Linear:
+    def head(self, tensor: HeldTensor, table: Tensor) -> Head:
+        scheme = head_scheme(self.quantization)
+        if scheme is not None:
+            table = rounded(table, scheme)
+            return Head(create_linear([table], layout=self.layout), table)
         # Single tokens' rows are read from the tables, so a packed head is a second copy, and
         # packing one from its mapped pages would add these.
         is_as_it_is = self.layout == "mapped" or not self.source.shard.is_whole
-        return create_linear(
-            [table if is_as_it_is else self.source.take(tensor)], layout=self.layout
-        )
+        weight = table if is_as_it_is else self.source.take(tensor)
+        return Head(create_linear([weight], layout=self.layout), table)
 
     def _take(self, tensors: Sequence[HeldTensor]) -> Sequence[Tensor]:
         """One below the other in one, if they are to be packed."""

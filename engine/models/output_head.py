@@ -1,6 +1,5 @@
 """From last hidden states to logits: the end of a decoder, whatever computes its layers."""
 
-import torch
 from torch import Tensor
 
 from engine.layers.norm import RmsNorm
@@ -27,7 +26,7 @@ class OutputHead:
     @property
     def is_exact(self) -> bool:
         """Whether ``logits`` are as good as ``exact_logits``."""
-        return self._vocabulary.dtype is torch.float32
+        return self._vocabulary.is_exact
 
     def margins(self, hidden: Tensor) -> Tensor | None:
         """[num_rows] By how much a float32 logit must exceed another one of its row to be larger

@@ -17,7 +17,7 @@ from engine.models.output_head import OutputHead
 from engine.native.library import StepLibrary
 from engine.native.model import NativeModel
 from engine.native.pack_file import PackedWeights, lay_out, open_packed
-from engine.native.panels import PanelLinear, PanelMaker, pack_all, plan_panels
+from engine.native.panels import PanelLinear, PanelMaker, pack_all, plan_panels, section_sizes
 from engine.workspace import max_logit_rows, max_step_tokens
 
 _CPU = torch.device("cpu")
@@ -49,13 +49,14 @@ def load_weights(
         device=_CPU,
         collectives=collectives,
     )
-    planned = plan_panels(source)
+    planned = plan_panels(source, config.quantization)
     rank = RankSpec() if collectives is None else collectives.rank
+    dtype = "bfloat16" if config.quantization == "none" else config.quantization
     layout = lay_out(
-        {name: packed.shape.num_bytes for name, packed in planned.items()},
-        {"weights": checkpoint.revision, "dtype": "bfloat16", "rank": rank.rank, "of": rank.size},
+        section_sizes(planned),
+        {"weights": checkpoint.revision, "dtype": dtype, "rank": rank.rank, "of": rank.size},
     )
-    name = f"packed-bfloat16-{rank.rank}-of-{rank.size}.weights"
+    name = f"packed-{dtype}-{rank.rank}-of-{rank.size}.weights"
     weights = open_packed(checkpoint.path / name, layout, lambda: pack_all(source, planned))
     maker = PanelMaker(
         source,

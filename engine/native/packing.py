@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PANEL = 32
+from engine.quantization.panels import PANEL, panel_bytes
+from engine.quantization.weight import Scheme
 
 
 def num_panels(num_rows: int) -> int:
@@ -28,6 +29,8 @@ class PanelShape:
     is_interleaved: bool = False
     """A panel of each tensor in turn, each filled up by itself, where else one tensor's rows follow
     the other's."""
+    scheme: Scheme | None = None
+    """How the weights are quantized; None: bfloat16."""
 
     @property
     def num_panels(self) -> int:
@@ -42,7 +45,14 @@ class PanelShape:
 
     @property
     def num_bytes(self) -> int:
+        if self.scheme is not None:
+            return self.num_panels * panel_bytes(self.scheme, self.in_features)
         return self.num_panels * PANEL * self.in_features * 2
+
+    @property
+    def num_scales(self) -> int:
+        """Of outputs; those of groups lie in the panels."""
+        return self.num_panels * PANEL if self.scheme == "int8" else 0
 
 
 def pack_panels(shape: PanelShape, weights: Iterable[Tensor]) -> Tensor:

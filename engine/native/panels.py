@@ -7,14 +7,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.layers.linear import Linear
-from engine.models.loading import LAYER_LINEARS, LinearKind
+from engine.models.loading import LAYER_LINEARS, Head, LinearKind
 from engine.models.model_config import Shape
 from engine.models.tensor_source import HeldTensor, TensorSource
 from engine.native import library
 from engine.native.head import PanelHead
 from engine.native.pack_file import Bytes, PackedWeights
 from engine.native.packing import PanelShape, pack_bias, pack_panels
+from engine.native.quantized_packing import pack_quantized_panels
+from engine.quantization.layers import Quantization, head_scheme, layer_scheme
+from engine.quantization.weight import Scheme
+
+_FORMATS: Mapping[Scheme | None, library.WeightFormat] = {
+    None: library.WeightFormat.BF16,
+    "int8": library.WeightFormat.INT8,
+    "int4": library.WeightFormat.INT4,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,7 @@ class PackedTensors:
     tensors: Sequence[HeldTensor]
 
 
-def plan_panels(source: TensorSource) -> dict[str, PackedTensors]:
+def plan_panels(source: TensorSource, quantization: Quantization) -> dict[str, PackedTensors]:
     """All layers of the rank that ``source`` is of, by the names of their sections."""
     prefix = source.find_prefix()
     shapes = source.config.layer_shapes()
@@ -45,16 +53,34 @@ def plan_panels(source: TensorSource) -> dict[str, PackedTensors]:
         for kind, modules in LAYER_LINEARS.items():
             names = [f"{module}.weight" for module in modules]
             tensors = list(source.held(layer, shapes, names))
-            planned[layer + kind] = _packed(tensors, is_interleaved=kind == "gate_up")
+            planned[layer + kind] = _packed(
+                tensors, layer_scheme(quantization), is_interleaved=kind == "gate_up"
+            )
     head = source.vocabulary_tensors(prefix)[1]
-    planned[head.name] = _packed([head], is_interleaved=False)
+    planned[head.name] = _packed([head], head_scheme(quantization), is_interleaved=False)
     return planned
 
 
-def _packed(tensors: Sequence[HeldTensor], *, is_interleaved: bool) -> PackedTensors:
+def _packed(
+    tensors: Sequence[HeldTensor], scheme: Scheme | None, *, is_interleaved: bool
+) -> PackedTensors:
     num_rows = tuple(tensor.held_shape[0] for tensor in tensors)
-    shape = PanelShape(tensors[0].held_shape[1], num_rows, is_interleaved)
+    shape = PanelShape(tensors[0].held_shape[1], num_rows, is_interleaved, scheme)
     return PackedTensors(shape, tensors)
+
+
+def section_sizes(planned: Mapping[str, PackedTensors]) -> dict[str, int]:
+    """Bytes of all sections of the packed file, in its order."""
+    sizes: dict[str, int] = {}
+    for name, packed in planned.items():
+        sizes[name] = packed.shape.num_bytes
+        if packed.shape.num_scales:
+            sizes[_scales_of(name)] = packed.shape.num_scales * 4
+    return sizes
+
+
+def _scales_of(name: str) -> str:
+    return f"{name} scales"
 
 
 def pack_all(
@@ -62,9 +88,20 @@ def pack_all(
 ) -> Iterator[tuple[str, Bytes]]:
     """The sections of the packed file, one layer at a time."""
     for name, packed in planned.items():
-        panels = pack_panels(packed.shape, (source.take(tensor) for tensor in packed.tensors))
-        content: Bytes = panels.view(torch.uint8).flatten().numpy()
-        yield name, content
+        weights = (source.take(tensor) for tensor in packed.tensors)
+        scheme = packed.shape.scheme
+        if scheme is None:
+            yield name, _bytes(pack_panels(packed.shape, weights))
+            continue
+        data, scales = pack_quantized_panels(packed.shape, weights, scheme)
+        yield name, _bytes(data)
+        if packed.shape.num_scales:
+            yield _scales_of(name), _bytes(scales)
+
+
+def _bytes(tensor: Tensor) -> Bytes:
+    content: Bytes = tensor.view(torch.uint8).flatten().numpy()
+    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +125,16 @@ class PanelMaker:
             bias = pack_bias(packed.shape, (self.source.take(tensor) for tensor in held))
         return self._linear(prefix + kind, bias)
 
-    def head(self, tensor: HeldTensor, table: Tensor) -> Linear:
-        return PanelHead(
+    def head(self, tensor: HeldTensor, table: Tensor) -> Head:
+        linear = PanelHead(
             self._linear(tensor.name, None).fields,
             self.calls,
             num_threads=self.num_threads,
             max_rows=self.max_rows,
         )
+        # The table isn't what a quantized head multiplies, and no other one is at hand.
+        is_quantized = self.planned[tensor.name].shape.scheme is not None
+        return Head(linear, table, is_exact=True if is_quantized else None)
 
     def _linear(self, name: str, bias: Tensor | None) -> PanelLinear:
         packed = self.planned[name]
@@ -102,9 +142,9 @@ class PanelMaker:
             self.source.weights.skip(tensor.name)
         fields = library.Linear(
             data=self.weights.address(name),
-            scales=None,
+            scales=self.weights.address(_scales_of(name)) if packed.shape.num_scales else None,
             bias=None if bias is None else bias.data_ptr(),
-            format=library.WeightFormat.BF16,
+            format=_FORMATS[packed.shape.scheme],
             in_features=packed.shape.in_features,
             out_features=packed.shape.out_features,
         )

@@ -9,9 +9,9 @@ from engine.quantization.weight import CODEBOOK, GROUP_SIZE, QuantizedWeight, Sc
 _MAX_INT8 = 127
 _CHUNK_ELEMENTS = 1 << 22
 """Weights worked on at once: the temporary tensors stay small beside the weight."""
-_SHARES = (1.0, -1.0)
-"""Values tried for the largest weight of a group, in units of the codebook's largest: with either
-sign, since the codebook is not symmetric."""
+_SHARES = (1.0, -127 / 119)
+"""Scales tried for a group, in units of its largest weight by the codebook's last value: the weight
+is the last or the first code. Smaller ones, which cut it off, have less error and answer worse."""
 _STEPS_PER_UNIT = 8
 _NUM_STEPS = 128 * _STEPS_PER_UNIT
 _NEAREST = torch.bucketize(

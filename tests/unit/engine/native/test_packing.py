@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.native.packing import PANEL, PanelShape, pack_bias, pack_panels
+from engine.native.packing import PanelShape, pack_bias, pack_panels
+from engine.quantization.panels import PANEL
 
 
 def columns(panels: Tensor) -> Tensor:
