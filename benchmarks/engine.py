@@ -11,6 +11,7 @@ our own bf16. A run in which a peer is far slower than it can be is written as i
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine_cases import CASES, decode_case
-from benchmarks.engine_driver import EngineFailure, OwnEngine, create_matrix_work
+from benchmarks.engine_driver import (
+    EngineFailure,
+    OwnEngine,
+    create_matrix_work,
+    give_back_heap,
+)
 from benchmarks.engine_options import (
     MODEL,
     QUANTIZED,
@@ -77,6 +83,7 @@ def _run(options: argparse.Namespace, peers: Sequence[Peer]) -> list[str]:
     if "python_per_step" in options.case:
         rows += measure_host_time(own)
     own.close()
+    give_back_heap()
     reasons = find_busy_idlers(idle.cores())
     if options.checkpoint.name == MODEL:
         reasons += find_slow_peers(rows)
@@ -184,4 +191,6 @@ def _portable(text: str, options: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
+    # Peers, which may be stopped, must be ended with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

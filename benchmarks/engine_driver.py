@@ -14,6 +14,7 @@ from benchmarks.matrix_work import MatrixWork
 from cache_tiers.keys import KeySalt, block_keys, root_key
 from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine
+from engine.garbage import GarbageCollector
 from engine.layers.linear import can_pack
 from engine.messages import EngineRequest, SamplingParams
 from engine.models.registry import read_model_config
@@ -30,8 +31,9 @@ class EngineFailure(Exception):
 class EngineDriver:
     """A `SteppedEngine`; owner of one engine of ours."""
 
-    def __init__(self, engine: Engine, config: EngineConfig) -> None:
+    def __init__(self, engine: Engine, config: EngineConfig, garbage: GarbageCollector) -> None:
         self._engine = engine
+        self._garbage = garbage
         self._config = config
         self._root = root_key(KeySalt("benchmark", config.dtype, config.block_size_tokens, ""))
 
@@ -43,12 +45,14 @@ class EngineDriver:
         )
 
     def step(self) -> Mapping[str, int]:
+        """With the collection of garbage after it, as the step loop does."""
         num_new: dict[str, int] = {}
         for delta in self._engine.step().deltas:
             if delta.error is not None:
                 raise EngineFailure(f"request {delta.request_id}: {delta.error}")
             if delta.token_ids:
                 num_new[delta.request_id] = len(delta.token_ids)
+        self._garbage.collect_between_steps()
         return num_new
 
     def abort(self, request_ids: Collection[str]) -> None:
@@ -70,9 +74,10 @@ class OwnEngine:
         self.config = config
         loaded = create_runner(EngineSpec(model="benchmark", checkpoint=checkpoint, config=config))
         self.loaded = loaded
-        self.driver = EngineDriver(_create_engine(loaded, config), config)
+        garbage = GarbageCollector()
+        self.driver = EngineDriver(_create_engine(loaded, config), config, garbage)
         self.prompts = Prompts(_SEED, loaded.vocab_size)
-        _freeze_heap()
+        garbage.take_over()
 
     def measure(self, case: Case) -> Speed:
         return measure_speed(self.driver, case, self.prompts)
@@ -108,7 +113,7 @@ def _create_engine(loaded: LoadedRunner, config: EngineConfig) -> Engine:
     )
 
 
-def _freeze_heap() -> None:
-    """As the step loop's process does when the model is loaded."""
-    gc.collect()
-    gc.freeze()
+def give_back_heap() -> None:
+    """After the last engine: Python collects garbage by itself again."""
+    gc.unfreeze()
+    gc.enable()

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.engine_cases import CASES
 from benchmarks.engine_peers import PEER_NAMES
@@ -12,7 +13,7 @@ from engine.checkpoints.store import checkpoint_path
 from engine.config import EngineConfig
 
 MODEL = "smollm2-135m-instruct"
-QUANTIZED = ("int8", "int4")
+QUANTIZED: tuple[Literal["int8", "int4"], ...] = ("int8", "int4")
 QUANTIZED_CASES = tuple(f"decode_bs1_{name}" for name in QUANTIZED)
 STEP_CASES = ("python_per_step", "step_jitter")
 ALL_CASES = (*(case.name for case in CASES), *QUANTIZED_CASES, *STEP_CASES)
@@ -64,28 +65,24 @@ def parse_options(argv: Sequence[str], description: str | None) -> argparse.Name
     return options
 
 
-def engine_config(options: argparse.Namespace, quantization: str) -> EngineConfig:
+def engine_config(
+    options: argparse.Namespace, quantization: Literal["none", "int8", "int4"]
+) -> EngineConfig:
     """Of our engine; what isn't asked for is as users have it."""
-    settings = {
-        "dtype": options.dtype,
-        "num_threads": options.threads,
-        "weight_layout": options.weight_layout,
-        "prefix_caching": False,
-    }
-    if quantization != "none":
-        settings["quantization"] = quantization
-    return EngineConfig.model_validate(settings)
+    return EngineConfig(
+        dtype=options.dtype,
+        num_threads=options.threads,
+        weight_layout=options.weight_layout,
+        quantization=quantization,
+        prefix_caching=False,
+    )
 
 
 def _settle_cases(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    can_quantize = "quantization" in EngineConfig.model_fields
-    is_beside_own = can_quantize and options.quantization == "none"
     asked = options.case or [
-        name for name in ALL_CASES if is_beside_own or name not in QUANTIZED_CASES
+        name for name in ALL_CASES if options.quantization == "none" or name not in QUANTIZED_CASES
     ]
     is_quantized = any(name in QUANTIZED_CASES for name in asked)
-    if not can_quantize and (is_quantized or options.quantization != "none"):
-        parser.error("this version of the engine can't quantize")
     if options.quantization != "none" and is_quantized:
         parser.error("the int8 and int4 cases compare to an engine that isn't quantized")
     options.case = list(dict.fromkeys(asked))
