@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine import huge_pages
 from engine.kv_geometry import KvGeometry
 from engine.step import BlockCopy
 
@@ -29,8 +30,11 @@ class KvPool:
             geometry.num_kv_heads,
             geometry.head_dim,
         )
-        # Not zeroed: pages that no sequence ever touched then cost no memory.
-        self._blocks = torch.empty(shape, dtype=dtype, device=device)
+        # Pages that no sequence ever touched cost no memory.
+        if device.type == "cpu":
+            self._blocks = huge_pages.empty(shape, dtype)
+        else:
+            self._blocks = torch.empty(shape, dtype=dtype, device=device)
         views = self._blocks.flatten(1, 2).unbind(0)
         place_of = {
             layer: place for group in geometry.groups for place, layer in enumerate(group.layers)
