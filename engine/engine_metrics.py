@@ -6,6 +6,7 @@ are read at the scrape, so that a step only adds to histograms. Must not know HT
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import psutil
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -14,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from engine.config import EngineSpec
 from engine.messages import LoadView
-from engine.observations import EngineStats, StepRecord
+from engine.observations import EngineStats, LimitReason, StepRecord
 from engine.rank_group import RankGroup
 from engine.rank_messages import Ready, StepReport
 from engine.step_ring import StepRing
@@ -164,6 +165,12 @@ class _Now(Collector):
         yield gauge("step_token_budget", "Tokens of one step, in force.", max_tokens)
         max_seqs = config.max_num_seqs if last is None else last.max_seqs
         yield gauge("max_running_sequences", "Sequences that may run, in force.", max_seqs)
+        if last is not None and last.max_context_tokens is not None:
+            most = last.max_context_tokens
+            yield gauge("max_context_tokens", "Of all that run, in force.", most)
+        yield self._limit_reason("configured" if last is None else last.limit_reason)
+        efficiency = stats.batch_efficiency
+        yield gauge("batch_efficiency", "Needed tokens over computed ones, lately.", efficiency)
         if self._ranks.is_running:
             silence_s = self._ranks.silence_s
             yield gauge("rank_heartbeat_age_seconds", "Of the most silent rank.", silence_s)
@@ -198,6 +205,16 @@ class _Now(Collector):
         for kind, num_bytes in kinds.items():
             family.add_metric([*self._labels, kind], num_bytes)
         yield family
+
+    def _limit_reason(self, reason: LimitReason) -> Metric:
+        family = GaugeMetricFamily(
+            f"{PREFIX}step_limit_reason",
+            "1 for what holds the limits of a step where they are.",
+            labels=["model_name", "engine", "reason"],
+        )
+        for name in get_args(LimitReason):
+            family.add_metric([*self._labels, name], name == reason)
+        return family
 
     def _resident_bytes(self) -> int:
         total = 0

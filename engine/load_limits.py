@@ -3,7 +3,7 @@
 With a target for the time per output token: what a model of step times says that fits into it. The
 number of sequences and the context that they hold are limited so that a step of decodes leaves room
 for the smallest part of a prompt; what else is left goes to prompts. A step aims below the target
-by the usual error of the model.
+by twice the usual error of the model.
 
 Without a target: each prompt that is computed or waits may make a step longer by a share of what
 its decodes take, so that one prompt alone does not hold the streams up, and a queue is not slowed
@@ -18,6 +18,8 @@ from engine.step_time import StepTimeModel, StepWork
 
 MIN_CONFIDENCE = 0.65
 """Of the model; below it only what is configured holds."""
+_MARGIN_ERRORS = 2.0
+"""Streams of few tokens can't average slow steps out."""
 _CONTEXT_MEMORY_S = 10.0
 _LONG_CONTEXT = 1 << 17
 """Where the configuration names none: more than that is no limit."""
@@ -91,7 +93,7 @@ class LoadLimits:
         return self.model.confidence >= MIN_CONFIDENCE
 
     def _aim_s(self, target_s: float) -> float:
-        return target_s / (1 + self.model.error)
+        return target_s / (1 + _MARGIN_ERRORS * self.model.error)
 
     def _follow(self, target_s: float, mean_context: float) -> None:
         model, now_s = self.model, self._busy_s

@@ -25,6 +25,8 @@ Vector = npt.NDArray[np.float64]
 _KEPT = 0.98
 """Of what is known along the direction of a step: about the last fifty such steps count."""
 _ERROR_WEIGHT = 0.05
+_UNJUDGED_STEPS = 16
+"""The first ones: what was never seen can't be predicted."""
 _OUTLIER = 3.0
 """Times the usual error: beyond it a step counts less."""
 _LEAST_ERROR = 0.01
@@ -32,6 +34,7 @@ _MIN_PREFILLS = 4
 _MIN_DECODES = 16
 _MOST_SOLUTIONS = 12
 _RIDGE = 1e-6
+_SHORTEST_S = 1e-6
 _NO_DELAY_STEPS = 32
 _STEPS_PER_SOLUTION = 4
 """After the first steps: a solution costs more than all the rest."""
@@ -80,7 +83,7 @@ class StepTimeModel:
         self.per_context_token_s = 0.0
         self.per_attended_token_s = 0.0
         self.error = 1.0
-        """Mean size of the last steps' relative errors; 1 before the first."""
+        """Mean size of the last steps' relative errors; 1 while unknown."""
         self._num_steps = 0
         self._num_prefills = 0
         self._num_decodes = 0
@@ -96,8 +99,10 @@ class StepTimeModel:
         return seen / (1.0 + self.error)
 
     def record(self, work: StepWork, time_s: float) -> None:
-        """Take in a step that took ``time_s``; one that took no time says nothing."""
-        if time_s <= 0 or not math.isfinite(time_s):
+        """Take in a step that took ``time_s``; one of less than a microsecond says
+        nothing.
+        """
+        if not _SHORTEST_S <= time_s < math.inf:
             return
         predicted_s = self.predict(work)
         if predicted_s <= 0:
@@ -108,10 +113,12 @@ class StepTimeModel:
         self._num_decodes += work.num_decodes > 0
         features = _features(work)
         self._forget(features)
-        # Relative errors: a millisecond counts more in a decode step than in a long prefill.
-        features *= math.sqrt(weight) / predicted_s
+        # Relative errors: a millisecond counts more in a decode step than in a long prefill. Of the
+        # longer time, or a step whose kind was never seen would count a thousandfold.
+        scale = math.sqrt(weight) / max(predicted_s, time_s)
+        features *= scale
         self._information += features[:, None] * features
-        self._moment += features * (math.sqrt(weight) * time_s / predicted_s)
+        self._moment += features * (scale * time_s)
         if self._num_steps <= _NO_DELAY_STEPS or self._num_steps % _STEPS_PER_SOLUTION == 0:
             self._solve()
 
@@ -146,9 +153,11 @@ class StepTimeModel:
         """How much a step with this relative error counts; the error becomes part of the usual."""
         usual = max(_LEAST_ERROR, self.error)
         size = abs(error)
-        rate = max(_ERROR_WEIGHT, 1 / (self._num_steps + 2))
-        # Bounded, so that one step can't make the next ones look usual; many together do.
-        self.error += rate * (min(size, 2 * _OUTLIER * usual) - self.error)
+        num_judged = self._num_steps - _UNJUDGED_STEPS
+        if num_judged >= 0:
+            # Bounded, so that one step can't make the next ones look usual; many together do.
+            bounded = min(size, 2 * _OUTLIER * usual)
+            self.error += max(_ERROR_WEIGHT, 1 / (num_judged + 1)) * (bounded - self.error)
         return 1.0 if size <= _OUTLIER * usual else _OUTLIER * usual / size
 
     def _forget(self, features: Vector) -> None:
@@ -164,9 +173,10 @@ class StepTimeModel:
         negative otherwise. Starts with those of the last time, which are right almost always.
         """
         information, moment, positive = self._information, self._moment, self._is_positive
-        ridge = _RIDGE * (1.0 + float(information.trace()))
+        # Of each by itself: decodes, being short, weigh a thousand times what prompts do.
+        solvable = information + np.diag(_RIDGE * (information.diagonal() + _RIDGE))
         for _ in range(_MOST_SOLUTIONS):
-            system = information + _IDENTITY * ridge
+            system = solvable.copy()
             right: Vector = moment
             has_held = not positive.all()
             if has_held:

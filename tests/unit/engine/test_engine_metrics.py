@@ -39,6 +39,7 @@ STATS = EngineStats(
     num_computed_prompt_tokens=300,
     num_recomputed_tokens=20,
     num_kv_tokens=500,
+    batch_efficiency=0.75,
 )
 RECORD = StepRecord(
     step_id=7,
@@ -54,6 +55,8 @@ RECORD = StepRecord(
     num_used_blocks=40,
     max_tokens=256,
     max_seqs=32,
+    max_context_tokens=9000,
+    limit_reason="tpot_target",
 )
 MEMORY = MemoryBytes(weights=1000, workspace=200, kv_pool=6400, kv_block=64, kv_token=4)
 
@@ -124,6 +127,8 @@ def value(samples: Samples, name: str, **labels: str) -> float:
         ("kv_blocks_leaked_total", 3),
         ("step_token_budget", 256),
         ("max_running_sequences", 32),
+        ("max_context_tokens", 9000),
+        ("batch_efficiency", 0.75),
         ("rank_heartbeat_age_seconds", 0.25),
         ("kv_actual_bytes", 40 * 64),
         ("kv_theoretical_bytes", 500 * 4),
@@ -143,6 +148,13 @@ def test_times_of_a_request_are_those_between_its_notes() -> None:
     samples = page()
     for name, expected_s in (("queue", 0.1), ("prefill", 0.3), ("decode", 2.0), ("inference", 2.3)):
         assert value(samples, f"request_{name}_time_seconds_sum") == pytest.approx(expected_s)
+
+
+def test_one_reason_for_the_limits_is_shown_as_one() -> None:
+    samples = page()
+    reasons = ("configured", "tpot_target", "memory", "length")
+    shown = [value(samples, "step_limit_reason", reason=reason) for reason in reasons]
+    assert shown == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4])
