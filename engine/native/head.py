@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from engine.native import library
+from engine.native.pack_file import PackedWeights
 
 
 class PanelHead:
@@ -12,12 +13,14 @@ class PanelHead:
     def __init__(
         self,
         fields: library.Linear,
+        weights: PackedWeights,
         calls: library.StepLibrary,
         *,
         num_threads: int,
         max_rows: int,
     ) -> None:
         self._fields = fields
+        self._weights = weights  # what ``fields`` points to
         self._calls = calls
         self._num_threads = num_threads
         self._max_rows = 0

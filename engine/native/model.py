@@ -90,6 +90,11 @@ class NativeModel:
             self._run_with_others(num_tokens, self._collectives)
         return hidden
 
+    @property
+    def num_reserved_bytes(self) -> int:
+        """Of all memory that grows with the largest step."""
+        return self._inputs.num_reserved_bytes
+
     def _run_with_others(self, num_tokens: int, collectives: Collectives) -> None:
         step, partial = self._inputs.step, self._inputs.partial(num_tokens)
         address = partial.data_ptr()

@@ -128,6 +128,7 @@ class PanelMaker:
     def head(self, tensor: HeldTensor, table: Tensor) -> Head:
         linear = PanelHead(
             self._linear(tensor.name, None).fields,
+            self.weights,
             self.calls,
             num_threads=self.num_threads,
             max_rows=self.max_rows,

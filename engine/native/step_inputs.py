@@ -62,6 +62,12 @@ class StepInputs:
         self.step.scratch = self._scratch.data_ptr()
 
     @property
+    def num_reserved_bytes(self) -> int:
+        """Of all memory that grows with the largest step."""
+        reserved = (self._x, self._partial, self._cos, self._sin, self._scratch)
+        return sum(tensor.nbytes for tensor in reserved)
+
+    @property
     def max_tokens(self) -> int:
         """For which memory is reserved."""
         return self._max_tokens

@@ -29,6 +29,7 @@ from engine.native.selection import library_opener
 from engine.native.support import compile_cache
 from engine.native.toolchain import find_compiler
 from engine.step_model import StepModel, TorchStepModel
+from engine.workspace import compiled_bytes
 from tests.quickstart import HOME
 from tests.unit.engine.paged_model import CPU, Chunk, PagedSteps
 from tests.unit.engine.thread_ranks import run_ranks
@@ -228,3 +229,20 @@ def test_ranks_compute_what_one_does(
     assert others == [None] * (size - 1)
     assert together is not None
     assert distance(together, expected) < max(1.3 * distance(alone, expected), 1e-3)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 8])
+@pytest.mark.parametrize("name", ["llama", "one head of keys", "gemma3", "wide heads"])
+def test_the_memory_of_a_step_is_at_most_what_is_reckoned(
+    tmp_path: Path, open_library: OpenLibrary, name: str, num_threads: int
+) -> None:
+    checkpoint = make_checkpoint(tmp_path, CASES[name])
+    model_config = read_model_config(checkpoint.config)
+    settings = EngineConfig(num_threads=num_threads, max_num_batched_tokens=2000)
+    calls = open_library()
+    loaded = load_weights(settings, model_config, checkpoint, calls, None)
+    geometry = model_config.kv_geometry(block_size_tokens=16, bytes_per_element=2)
+    pool = KvPool(geometry, 4, dtype=torch.bfloat16, device=CPU)
+    model = create_native_model(settings, loaded, calls, geometry, pool, None)
+    reckoned = compiled_bytes(settings, model_config, 2000)
+    assert model.num_reserved_bytes <= reckoned <= 3 * model.num_reserved_bytes + 2**24
