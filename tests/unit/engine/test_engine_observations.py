@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from engine.config import PacedConfig
 from engine.engine import Engine, StepOutput
 from engine.messages import ServiceClass
 from tests.unit.engine.fakes import (
@@ -42,9 +43,12 @@ class Observed:
         ]
 
 
-def observe(*, max_num_seqs: int = 8, max_num_batched_tokens: int = 64) -> Observed:
+def observe(
+    *, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, bucket_tokens: int = 1
+) -> Observed:
     clock = FakeClock(100.0)
     runner = make_runner(64)
+    runner._config = PacedConfig(bucket_tokens=bucket_tokens)
     runner._sleep = lambda _: setattr(clock, "now_s", clock.now_s + STEP_S)
     config = make_config(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     return Observed(make_engine(config, runner=runner, clock=clock), clock)
@@ -153,6 +157,21 @@ def test_totals_say_what_was_computed_and_what_is_held() -> None:
     assert stats.num_steps == 4
     assert stats.busy_time_s == 4 * STEP_S
     assert stats.num_computed_prompt_tokens == 10
+
+
+def test_what_is_computed_again_and_padding_lower_the_batch_efficiency() -> None:
+    observed = observe(max_num_seqs=1, bucket_tokens=4)
+    observed.engine.add(make_request("batch", range(10, 19), 4, service_class=ServiceClass.BATCH))
+    assert observed.step().stats.batch_efficiency == pytest.approx(9 / 12)
+    observed.engine.add(
+        make_request("urgent", range(20, 23), 1, service_class=ServiceClass.INTERACTIVE)
+    )
+    observed.run_to_end()
+
+    records = [output.record for output in observed.outputs if output.record is not None]
+    assert [record.num_padding_tokens for record in records] == [3, 1, 2, 3, 3]
+    assert [record.num_recomputed_tokens for record in records] == [0, 0, 1, 0, 0]
+    assert records[-1].limit_reason == "configured"
 
 
 def test_a_failed_step_is_counted_and_recorded() -> None:

@@ -85,6 +85,33 @@ def test_a_step_takes_the_profiled_time_its_bookkeeping_included() -> None:
     assert sleeps == [pytest.approx(1.03), pytest.approx(1.15)]
 
 
+def test_contexts_attention_and_padding_take_their_time_too() -> None:
+    sleeps: list[float] = []
+    config = PacedConfig(
+        step_base_s=1.0,
+        per_decode_s=0.1,
+        per_prefill_token_s=0.01,
+        per_context_token_s=0.001,
+        per_attended_token_s=0.0001,
+        bucket_tokens=8,
+    )
+    runner = PacedRunner(
+        config,
+        num_blocks=8,
+        block_size_tokens=4,
+        vocab_size=9,
+        eos_token_ids=[],
+        sleep=sleeps.append,
+        clock=FakeClock(),
+    )
+    first = runner.execute(plan(prefill(0, (1, 2, 3)), admissions=(admission(0, (0,)),)))
+    second = runner.execute(plan(decode(0, 3)))
+
+    assert [first.num_padding_tokens, second.num_padding_tokens] == [5, 7]
+    prefill_s = 1.0 + 8 * 0.01 + 3 * 1.5 * 0.0001
+    assert sleeps == [pytest.approx(prefill_s), pytest.approx(1.0 + 8 * 0.1 + 3 * 0.001)]
+
+
 def test_tokens_depend_on_every_token_before_them() -> None:
     tokens = tuple(range(10, 18))
     changed = [(*tokens[:i], 40, *tokens[i + 1 :]) for i in range(8)]
