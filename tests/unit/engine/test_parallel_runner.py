@@ -87,7 +87,9 @@ def group() -> Iterator[Group]:
 
 
 @pytest.mark.parametrize(
-    ("size", "config"), [(2, {"max_num_batched_tokens": 9, "max_num_seqs": 3}), (3, {})], ids=str
+    ("size", "config"),
+    [(2, {"max_num_batched_tokens": 9, "max_num_seqs": 3, "min_prefill_chunk_tokens": 4}), (3, {})],
+    ids=str,
 )
 def test_answers_and_log_probabilities_are_those_of_one_rank(
     checkpoint: Path, group: Group, size: int, config: dict[str, int]
