@@ -20,6 +20,7 @@ from engine.models.registry import read_model_config
 from engine.paced_runner import PacedRunner
 from engine.sizing import engine_geometry, estimate_memory, size_engine
 from engine.step import ModelRunner
+from engine.step_probe import StepProbe
 
 if TYPE_CHECKING:
     from engine.collectives import Collectives
@@ -42,6 +43,8 @@ class LoadedRunner:
     vocab_size: int
     memory: MemoryReport | None
     """None for a runner that holds no model."""
+    probe: StepProbe
+    """Tells whoever listens what the runner is doing."""
 
     @property
     def weights_revision(self) -> str:
@@ -82,6 +85,7 @@ def create_runner(
     geometry = engine_geometry(config, model_config)
     size = size_engine(config, checkpoint)
     memory = None
+    probe = StepProbe(has_torch=config.runner != "paced", device=config.device)
     runner: ModelRunner
     if config.runner == "paced":
         runner = PacedRunner(
@@ -106,6 +110,7 @@ def create_runner(
             num_blocks=size.num_blocks,
             max_request_tokens=size.max_request_tokens,
             collectives=collectives if rank.size > 1 else None,
+            probe=probe,
         )
         log_memory(config, memory, max_model_len=size.max_model_len)
     return LoadedRunner(
@@ -116,6 +121,7 @@ def create_runner(
         max_model_len=size.max_model_len,
         vocab_size=model_config.vocab_size,
         memory=memory,
+        probe=probe,
     )
 
 

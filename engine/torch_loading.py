@@ -2,11 +2,13 @@
 pool, and what computes the layers."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from engine.attention import create_attention
+from engine.attention.base import AttentionBackend
 from engine.checkpoints.store import Checkpoint
 from engine.collectives import Collectives
 from engine.config import EngineConfig, RankSpec
@@ -20,14 +22,16 @@ from engine.models.loading import load_model
 from engine.models.model_config import ModelConfig
 from engine.models.output_head import OutputHead
 from engine.models.shard import shard_model
-from engine.native.library import StepLibrary
+from engine.native.library import PhaseTimes, StepLibrary
 from engine.native.loading import create_native_model, load_weights
 from engine.native.sampling import NativeSampling
 from engine.native.selection import choose_library
 from engine.native.support import compile_cache
+from engine.probed import ProbedAttention, ProbedCollectives
 from engine.row_outputs import FollowedOutputs, RowOutputs, SampledOutputs
 from engine.sampling.kernels import SamplingKernels
 from engine.step_model import StepModel, TorchStepModel
+from engine.step_probe import StepProbe
 from engine.torch_runner import TorchRunner
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -41,12 +45,16 @@ def load_torch_runner(
     num_blocks: int,
     max_request_tokens: int,
     collectives: Collectives | None = None,
+    probe: StepProbe | None = None,
 ) -> TorchRunner:
     """Load the weights and allocate the pool; sets torch's threads for the whole process.
 
     With ``collectives`` this process holds the part of their rank. The pool then has as many blocks
-    as without, with the KV heads of this rank in each.
+    as without, with the KV heads of this rank in each. Steps tell ``probe`` what they do.
     """
+    probe = probe or StepProbe()
+    if collectives is not None:
+        collectives = ProbedCollectives(collectives, probe)
     rank = RankSpec() if collectives is None else collectives.rank
     device = _open_device(config, rank)
     torch.set_num_threads(config.num_threads)
@@ -61,9 +69,18 @@ def load_torch_runner(
     with torch.inference_mode():
         calls = choose_library(config, model_config, compile_cache(checkpoint.path), collectives)
         if calls is not None:
+            probe.phase_times_ns = partial(_phase_times_ns, calls)
             loaded = _load_native(config, model_config, checkpoint, geometry, calls, collectives)
         else:
-            loaded = _load_torch(config, model_config, checkpoint, geometry, device, collectives)
+            attention = ProbedAttention(
+                create_attention(
+                    config.attention, device, geometry, scale=model_config.attention_scale
+                ),
+                probe,
+            )
+            loaded = _load_torch(
+                config, model_config, checkpoint, geometry, device, collectives, attention
+            )
         keep_freed_memory()
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
         outputs: RowOutputs
@@ -79,7 +96,12 @@ def load_torch_runner(
             max_num_seqs=config.max_num_seqs,
             max_request_tokens=max_request_tokens,
             is_poisoning=config.debug_poison_freed_blocks,
+            probe=probe,
         )
+
+
+def _phase_times_ns(calls: StepLibrary) -> dict[str, int]:
+    return {name: getattr(calls.times, name) for name, _ in PhaseTimes._fields_}
 
 
 class _Loaded(NamedTuple):
@@ -119,11 +141,9 @@ def _load_torch(
     geometry: KvGeometry,
     device: torch.device,
     collectives: Collectives | None,
+    attention: AttentionBackend,
 ) -> _Loaded:
     dtype = _DTYPES[config.dtype]
-    attention = create_attention(
-        config.attention, device, geometry, scale=model_config.attention_scale
-    )
     model = load_model(
         model_config,
         WeightFiles(checkpoint.weights_paths),

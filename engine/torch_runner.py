@@ -18,6 +18,7 @@ from engine.row_outputs import RowOutputs
 from engine.slot_tables import SlotTables
 from engine.step import SampledToken, ScheduledSequence, StepPlan, StepResult
 from engine.step_model import StepModel
+from engine.step_probe import StepProbe
 
 
 class TorchRunner:
@@ -33,7 +34,9 @@ class TorchRunner:
         max_num_seqs: int,
         max_request_tokens: int,
         is_poisoning: bool,
+        probe: StepProbe | None = None,
     ) -> None:
+        self._probe = probe or StepProbe()
         self._model = model
         self._kv_pool = kv_pool
         self._outputs = outputs
@@ -68,10 +71,13 @@ class TorchRunner:
         if not plan.scheduled:
             return StepResult(plan.step_id, ())
         batches = self._create_batches(plan.scheduled)
-        hidden = self._model.forward(self._input_tokens(plan.scheduled), batches)
-        sampled = self._outputs.sample(plan.scheduled, batches[0], hidden)
+        token_ids = self._input_tokens(plan.scheduled)
+        with self._probe.part("model"):
+            hidden = self._model.forward(token_ids, batches)
+        with self._probe.part("outputs"):
+            sampled = self._outputs.sample(plan.scheduled, batches[0], hidden)
+            prompt_logprobs = self._outputs.score_prompts(plan.scheduled, batches[0], hidden)
         self.take_sampled(sampled)
-        prompt_logprobs = self._outputs.score_prompts(plan.scheduled, batches[0], hidden)
         return StepResult(plan.step_id, sampled, prompt_logprobs)
 
     def _apply_deltas(self, plan: StepPlan) -> None:
