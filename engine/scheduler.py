@@ -131,7 +131,8 @@ class Scheduler:
             self._make_way()
         draft = PlanDraft()
         unfinished = self._plan_decodes(draft)
-        self._plan_prompts(draft, unfinished, self._prompt_budget())
+        if unfinished or self._waiting:
+            self._plan_prompts(draft, unfinished, self._prompt_budget())
         assert draft.scheduled, "sequences are here, but none of them can advance"
         return self._seal(draft)
 
