@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t BLOCK = 256;  // tokens: what is scanned for one place
 constexpr int LANES = 16;
+constexpr int MAX_ALONE = 4;  // rows that are searched sooner than other threads wake up
 
 struct Params {
     float temperature;
@@ -305,7 +306,7 @@ int64_t sampling_scratch_bytes(int64_t vocab_size) {
 void find_near_largest(const float* logits, int64_t vocab_size, const int64_t* rows,
                        const float* margins, int32_t num_samples, int32_t max_found, void* scratch,
                        int64_t* ids, int32_t* num_found) {
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for schedule(dynamic, 1) if (num_samples > MAX_ALONE)
     for (int32_t i = 0; i < num_samples; ++i) {
         num_found[i] =
             find_near(logits + rows[i] * vocab_size, vocab_size, margins[i], max_found,
@@ -316,7 +317,7 @@ void find_near_largest(const float* logits, int64_t vocab_size, const int64_t* r
 void draw_tokens(const float* logits, int64_t vocab_size, const int64_t* rows, const double* params,
                  int32_t num_samples, void* scratch, int64_t* tokens) {
     const int64_t n = num_samples;
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for schedule(dynamic, 1) if (num_samples > 1)
     for (int32_t i = 0; i < num_samples; ++i) {
         const Params own = {float(params[i]), int64_t(params[n + i]), params[2 * n + i],
                             float(params[3 * n + i]), params[4 * n + i]};
