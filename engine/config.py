@@ -46,7 +46,8 @@ class EngineConfig(BaseModel):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights, activations and KV."""
     weight_layout: Literal["auto", "mapped", "packed"] = "auto"
-    """``packed``: linear weights are reordered once for the CPU, a private copy, and faster;
+    """Where torch runs the layers.
+    ``packed``: linear weights are reordered once for the CPU, a private copy, and faster;
     ``mapped``: they stay in the mapped file, which all processes of a node share; ``auto``: packed
     where the CPU can."""
     quantization: Literal["none", "int8", "int4"] = "none"

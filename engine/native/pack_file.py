@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from engine import huge_pages
 from engine.native.file_lock import held_lock
 
 logger = logging.getLogger(__name__)
@@ -148,7 +150,7 @@ def _write_at(descriptor: int, content: bytes | memoryview, offset: int) -> None
 
 
 def _fill_memory(layout: PackLayout, contents: Iterable[tuple[str, Bytes]]) -> PackedWeights:
-    memory = np.frombuffer(mmap.mmap(-1, layout.num_bytes), dtype=np.uint8)
+    memory: Bytes = huge_pages.empty((layout.num_bytes,), torch.uint8).numpy()
     for section, content in contents:
         begin = layout.offsets[section]
         memory[begin : begin + len(content)] = content
