@@ -28,6 +28,7 @@ from engine.follower_loop import FollowerLoop
 from engine.garbage import GarbageCollector
 from engine.memory_report import MemoryReport
 from engine.observations import MemoryBytes
+from engine.profiling import StepProfiler
 from engine.rank_messages import Failed, Loaded, RankEvent, Ready
 from engine.runner import LoadedRunner, check_start, create_runner
 from engine.step import ModelRunner
@@ -117,7 +118,7 @@ def _load(front: SyncPipe, place: _Place) -> _Loop:
     engine, ready = _warm_engine(spec, loaded, runner, load_time_s)
     garbage.take_over()
     _say(front, ready)
-    return StepLoop(engine, front, garbage)
+    return StepLoop(engine, front, garbage, StepProfiler(loaded.probe))
 
 
 def _join_ranks(spec: EngineSpec, rank: RankSpec, rendezvous: Path | None) -> "Collectives | None":

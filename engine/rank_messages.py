@@ -8,6 +8,7 @@ import msgspec
 
 from engine.messages import CacheEvents, LoadView
 from engine.observations import EngineStats, MemoryBytes, RequestNote, StepRecord
+from engine.profile import Profile, ProfileOrder
 from engine.step import SampledToken, StepPlan
 
 
@@ -22,6 +23,12 @@ class GatewayGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """The connection of ``source`` closed: abort all its requests."""
 
     source: int
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, tag="record"):
+    """Record the next steps; the profile comes with a ``StepReport``. One at a time."""
+
+    order: ProfileOrder
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -80,6 +87,8 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     record: StepRecord | None = None
     """None if nothing was computed."""
     notes: list[RequestNote] = []
+    profile: Profile | None = None
+    """What a ``Record`` asked for."""
 
 
 class PlanFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -90,5 +99,5 @@ class PlanFrame(msgspec.Struct, frozen=True, array_like=True):
     """By rank 0, in the step before."""
 
 
-RankCommand = FromGateway | GatewayGone
+RankCommand = FromGateway | GatewayGone | Record
 RankEvent = Ready | Loaded | Failed | StepReport

@@ -15,7 +15,8 @@ from engine.errors import EngineDeadError
 from engine.garbage import GarbageCollector
 from engine.messages import Abort, FinishReason, ServiceClass, StepFrame, Submit, TokenDelta
 from engine.observations import EngineStats
-from engine.rank_messages import GatewayGone, RankCommand, SourceFrame, StepReport
+from engine.profiling import StepProfiler
+from engine.rank_messages import GatewayGone, RankCommand, Record, SourceFrame, StepReport
 from engine.request_limits import num_places
 from wire.pipe import SyncPipe
 
@@ -50,9 +51,14 @@ class StepLoop:
     """Owner of the map from requests to the gateways that sent them."""
 
     def __init__(
-        self, engine: Engine, pipe: SyncPipe, garbage: GarbageCollector | None = None
+        self,
+        engine: Engine,
+        pipe: SyncPipe,
+        garbage: GarbageCollector | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self._engine = engine
+        self._profiler = profiler or StepProfiler()
         self._garbage = garbage or GarbageCollector()
         self._pipe = pipe
         self._open: dict[str, _OpenRequest] = {}
@@ -79,8 +85,11 @@ class StepLoop:
             self._garbage.collect_idle()
         for frame in self._pipe.poll(IDLE_POLL_S if is_idle else 0.0):
             self._apply(self._decode_command(frame))
-        if self._engine.has_work or self._refused:
-            self._pipe.send(self._encode(self._report(self._engine.step())))
+        if self._engine.has_work or self._refused or self._profiler.is_ready():
+            self._profiler.begin_step()
+            report = self._report(self._engine.step())
+            self._pipe.send(self._encode(report))
+            self._profiler.end_step(report.record)
             if self._engine.num_failed_steps >= MAX_FAILED_STEPS:
                 raise EngineDeadError(f"{MAX_FAILED_STEPS} steps failed one after the other")
             self._garbage.collect_between_steps()
@@ -94,6 +103,9 @@ class StepLoop:
             for request_id, request in self._open.items():
                 if request.source == command.source:
                     self._engine.abort(request_id)
+            return
+        if isinstance(command, Record):
+            self._profiler.start(command.order)
             return
         message = self._decode_message(command.payload)
         if isinstance(message, Submit):
@@ -152,6 +164,7 @@ class StepLoop:
             self._with_pauses(output.stats),
             output.record,
             output.notes,
+            self._profiler.take(),
         )
 
     def _with_pauses(self, stats: EngineStats) -> EngineStats:
