@@ -56,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 if a valid result was written, 1 if not."""
     options = parse_options(sys.argv[1:] if argv is None else argv, __doc__)
     try:
+        own = OwnEngine(options.checkpoint, engine_config(options, options.quantization))
         with _peers(options) as peers:
-            reasons = _run(options, peers)
+            reasons = _run(options, own, peers)
     except (EngineError, EngineFailure, PeerEnvironmentError, PeerFailure, OSError) as error:
         print(f"benchmarks.engine: {error}", file=sys.stderr)
         return 1
@@ -66,10 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if reasons else 0
 
 
-def _run(options: argparse.Namespace, peers: Sequence[Peer]) -> list[str]:
+def _run(options: argparse.Namespace, own: OwnEngine, peers: Sequence[Peer]) -> list[str]:
     """Measure and write the result; returns why it is invalid."""
-    config = engine_config(options, options.quantization)
-    own = OwnEngine(options.checkpoint, config)
     idle = IdleUse()
     rows = _measure_cases(options, own, peers, idle)
     mean = mean_ratio(rows)
@@ -93,7 +92,7 @@ def _run(options: argparse.Namespace, peers: Sequence[Peer]) -> list[str]:
             "runs": options.runs,
             "jitter_steps": options.jitter_steps if "step_jitter" in options.case else None,
             "checkpoint": options.checkpoint.name,
-            "engine": config.model_dump(mode="json"),
+            "engine": own.config.model_dump(mode="json"),
             "peers": {peer.name: _describe_peer(peer, options) for peer in peers},
             "idle_cores": idle.cores(),
             "is_valid": not reasons,
