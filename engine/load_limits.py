@@ -2,8 +2,7 @@
 
 With a target for the time per output token: what a model of step times says that fits into it. The
 number of sequences and the context that they hold are limited so that a step of decodes leaves room
-for the smallest part of a prompt; what else is left goes to prompts. A step aims below the target
-by twice the usual error of the model.
+for the smallest part of a prompt; what else is left goes to prompts.
 
 Without a target: each prompt that is computed or waits may make a step longer by a share of what
 its decodes take, so that one prompt alone does not hold the streams up, and a queue is not slowed
@@ -17,9 +16,11 @@ from engine.slow_limit import SlowLimit
 from engine.step_time import StepTimeModel, StepWork
 
 MIN_CONFIDENCE = 0.65
-"""Of the model; below it only what is configured holds."""
-_MARGIN_ERRORS = 2.0
-"""Streams of few tokens can't average slow steps out."""
+"""Of the model; below it limits stay as they are."""
+_MARGIN_ERRORS = 2.5
+"""Usual errors of the model by which a step aims below the target: streams of few tokens can't
+average slow steps out."""
+_MOST_MARGIN = 0.5
 _CONTEXT_MEMORY_S = 10.0
 _LONG_CONTEXT = 1 << 17
 """Where the configuration names none: more than that is no limit."""
@@ -76,12 +77,12 @@ class LoadLimits:
         """How many tokens of prompts, up to ``most``, a step may have beside ``decodes``. The first
         prompt goes on at position ``start``, and ``num_prompts`` are computed or wait.
         """
-        if decodes.num_decodes == 0 or not self._is_known:
+        if decodes.num_decodes == 0:
             return most
-        if self._target_s is not None:
+        if self._target_s is not None and self.model.confidence > 0:
             time_s = self._aim_s(self._target_s)
             most = min(most, self.max_tokens)
-        elif self._max_stretch is not None:
+        elif self._target_s is None and self._max_stretch is not None and self._is_known:
             stretch = 1 + num_prompts * (self._max_stretch - 1)
             time_s = stretch * self.model.predict(decodes)
         else:
@@ -93,7 +94,7 @@ class LoadLimits:
         return self.model.confidence >= MIN_CONFIDENCE
 
     def _aim_s(self, target_s: float) -> float:
-        return target_s / (1 + _MARGIN_ERRORS * self.model.error)
+        return target_s / (1 + min(_MOST_MARGIN, _MARGIN_ERRORS * self.model.error))
 
     def _follow(self, target_s: float, mean_context: float) -> None:
         model, now_s = self.model, self._busy_s

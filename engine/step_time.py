@@ -25,7 +25,7 @@ Vector = npt.NDArray[np.float64]
 _KEPT = 0.98
 """Of what is known along the direction of a step: about the last fifty such steps count."""
 _ERROR_WEIGHT = 0.05
-_UNJUDGED_STEPS = 16
+_UNJUDGED_STEPS = 17
 """The first ones: what was never seen can't be predicted."""
 _OUTLIER = 3.0
 """Times the usual error: beyond it a step counts less."""
@@ -100,15 +100,17 @@ class StepTimeModel:
 
     def record(self, work: StepWork, time_s: float) -> None:
         """Take in a step that took ``time_s``; one of less than a microsecond says
-        nothing.
+        nothing, nor does the first.
         """
         if not _SHORTEST_S <= time_s < math.inf:
             return
+        self._num_steps += 1
+        if self._num_steps == 1:
+            return  # it touches memory and starts threads
         predicted_s = self.predict(work)
         if predicted_s <= 0:
             predicted_s = time_s
         weight = self._judge((time_s - predicted_s) / predicted_s)
-        self._num_steps += 1
         self._num_prefills += work.num_prefill_tokens > 0
         self._num_decodes += work.num_decodes > 0
         features = _features(work)
