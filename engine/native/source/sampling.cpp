@@ -14,7 +14,10 @@ namespace {
 
 constexpr int64_t BLOCK = 256;  // tokens: what is scanned for one place
 constexpr int LANES = 16;
-constexpr int MAX_ALONE = 4;  // rows that are searched sooner than other threads wake up
+// Below, one thread takes some tenths of a millisecond at most, and waits for nobody: where the
+// cores are busy with something else, the end of a parallel region takes far longer than that.
+constexpr int64_t MAX_SEARCHED_ALONE = 1 << 22;  // logits
+constexpr int32_t MAX_DRAWN_ALONE = 4;           // rows
 
 struct Params {
     float temperature;
@@ -306,7 +309,7 @@ int64_t sampling_scratch_bytes(int64_t vocab_size) {
 void find_near_largest(const float* logits, int64_t vocab_size, const int64_t* rows,
                        const float* margins, int32_t num_samples, int32_t max_found, void* scratch,
                        int64_t* ids, int32_t* num_found) {
-#pragma omp parallel for schedule(dynamic, 1) if (num_samples > MAX_ALONE)
+#pragma omp parallel for schedule(dynamic, 1) if (num_samples * vocab_size > MAX_SEARCHED_ALONE)
     for (int32_t i = 0; i < num_samples; ++i) {
         num_found[i] =
             find_near(logits + rows[i] * vocab_size, vocab_size, margins[i], max_found,
@@ -317,7 +320,7 @@ void find_near_largest(const float* logits, int64_t vocab_size, const int64_t* r
 void draw_tokens(const float* logits, int64_t vocab_size, const int64_t* rows, const double* params,
                  int32_t num_samples, void* scratch, int64_t* tokens) {
     const int64_t n = num_samples;
-#pragma omp parallel for schedule(dynamic, 1) if (num_samples > 1)
+#pragma omp parallel for schedule(dynamic, 1) if (num_samples > MAX_DRAWN_ALONE)
     for (int32_t i = 0; i < num_samples; ++i) {
         const Params own = {float(params[i]), int64_t(params[n + i]), params[2 * n + i],
                             float(params[3 * n + i]), params[4 * n + i]};
