@@ -90,9 +90,8 @@ ProfileAnswer = Profile | ProfileRefused
 
 def render_profile(summary: ProfileSummary) -> str:
     """As a table for a terminal."""
-    tokens = (
-        f"{summary.num_prefill_tokens:.1f} prefill tokens and {summary.num_decodes:.1f} decodes"
-    )
+    prefill, decodes = f"{summary.num_prefill_tokens:.1f}", f"{summary.num_decodes:.1f}"
+    tokens = f"{prefill} prefill tokens and {decodes} decodes"
     lines = [
         f"{summary.num_steps_in_operators} steps, {summary.step_ms:.2f} ms each, with {tokens}",
         f"{'operator':<24}{'ms/step':>10}{'share':>8}",

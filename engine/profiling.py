@@ -87,7 +87,7 @@ class StepProfiler:
         """``record``: of the step, None if nothing was computed."""
         if self._running is not None:
             self._running.end_step(record)
-            if self._running.is_complete:
+            if self._running.is_complete or self._clock() >= self._running.deadline_s:
                 self._stop(self._running)
 
     def is_ready(self) -> bool:
@@ -104,12 +104,20 @@ class StepProfiler:
         return profile
 
     def wait(self) -> Profile:
-        """For an owner without a loop. Precondition: all steps were made, or the time is over."""
-        assert self._worker is not None
+        """For an owner without a loop: what was recorded so far. Precondition: ``start``."""
+        if self._running is not None:
+            self._stop(self._running)
+        assert self._worker is not None, "wait follows start"
         self._worker.join()
         profile = self.take()
         assert profile is not None
         return profile
+
+    def close(self) -> None:
+        """Give up what is under way: torch does not survive the end of the process meanwhile."""
+        if self._running is not None:
+            self._running.stop_tracing()
+            self._running = self._probe.listener = None
 
     def _torch_tracer(self) -> Tracer | None:
         if not self._probe.has_torch:

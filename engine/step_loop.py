@@ -75,8 +75,11 @@ class StepLoop:
 
         Raises ``EngineDeadError`` when every step fails.
         """
-        while True:
-            self.turn()
+        try:
+            while True:
+                self.turn()
+        finally:
+            self._profiler.close()
 
     def turn(self) -> None:
         """Take what came, then step if there is work; wait for some if there is none."""

@@ -24,9 +24,7 @@ _MATMULS = re.compile(
     re.IGNORECASE,
 )
 _ATTENTION = re.compile(r"attention|fmha|flash|sdpa|paged", re.IGNORECASE)
-_COLLECTIVES = re.compile(
-    r"nccl|gloo|c10d|all_?reduce|all_?gather|broadcast_?kernel", re.IGNORECASE
-)
+_COLLECTIVES = re.compile(r"nccl|gloo|c10d|all_?reduce|all_?gather", re.IGNORECASE)
 _SAMPLING = re.compile(r"arg_?max|softmax|sort|topk|multinomial|cumsum", re.IGNORECASE)
 _NORMS = re.compile(r"rms_?norm|layer_?norm|rotary", re.IGNORECASE)
 
