@@ -33,12 +33,19 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen_heap() -> Iterator[None]:
+    """So that each test need not walk what others left behind."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def garbage(clock: Clock) -> Iterator[GarbageCollector]:
     collector = GarbageCollector(clock)
     collector.take_over()
     yield collector
-    gc.unfreeze()
     gc.enable()
 
 
