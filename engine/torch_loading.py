@@ -18,6 +18,7 @@ from engine.kv_geometry import KvGeometry
 from engine.kv_pool import KvPool
 from engine.layers.linear import WeightLayout, can_pack, limit_shape_caches
 from engine.loader import WeightFiles
+from engine.models.calibration import measure_importance
 from engine.models.loading import load_model
 from engine.models.model_config import ModelConfig
 from engine.models.output_head import OutputHead
@@ -151,6 +152,7 @@ def _load_torch(
         device=device,
         layout=_resolve_layout(config, dtype),
         quantization=config.quantization,
+        importance=measure_importance(config.quantization, model_config, checkpoint.weights_paths),
         collectives=collectives,
     )
 

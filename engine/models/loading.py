@@ -88,6 +88,7 @@ def load_model(
     device: torch.device,
     layout: WeightLayout,
     quantization: Quantization = "none",
+    importance: Mapping[str, Tensor] | None = None,
     collectives: Collectives | None = None,
 ) -> DecoderModel:
     """The whole model, or the part of the rank that ``collectives`` belong to.
@@ -97,7 +98,7 @@ def load_model(
     `EngineConfigError` if it can't be cut in so many parts.
     """
     source = open_source(config, weights, dtype=dtype, device=device, collectives=collectives)
-    linears = _TorchLinears(source, layout, quantization, collectives)
+    linears = TorchLinears(source, layout, quantization, importance or {}, collectives)
     parts = load_parts(source, linears, collectives)
     return DecoderModel(
         parts.config,
@@ -201,12 +202,14 @@ def _load_layer(
 
 
 @dataclass(frozen=True, slots=True)
-class _TorchLinears:
+class TorchLinears:
     """Layers that torch computes."""
 
     source: TensorSource
     layout: WeightLayout
     quantization: Quantization
+    importance: Mapping[str, Tensor]
+    """As `engine.models.calibration.measure_importance` has it."""
     collectives: Collectives | None
 
     def layer(self, prefix: str, shapes: Mapping[str, Shape], kind: LinearKind) -> Linear:
@@ -215,8 +218,9 @@ class _TorchLinears:
             for names in [LAYER_LINEARS[kind]]
             for what in ("weight", "bias")
         )
-        scheme = layer_scheme(self.quantization)
-        weights = [rounded(weight, scheme) for weight in weights]
+        scheme = layer_scheme(self.quantization, kind)
+        importance = self.importance.get(prefix + kind)
+        weights = [rounded(weight, scheme, importance) for weight in weights]
         linear = create_linear(weights, biases or None, layout=self.layout)
         if kind in _SUMMED and self.collectives is not None:
             return RowParallelLinear(linear, self.collectives)

@@ -1,6 +1,7 @@
 """Puts the compiled step's model together: packed weights, what else the checkpoint holds, and the
 memory of a step."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,12 +12,13 @@ from engine.config import EngineConfig, RankSpec
 from engine.kv_geometry import KvGeometry
 from engine.kv_pool import KvPool
 from engine.loader import WeightFiles
+from engine.models.calibration import measure_importance
 from engine.models.loading import ModelParts, load_parts, open_source
 from engine.models.model_config import ModelConfig
 from engine.models.output_head import OutputHead
 from engine.native.library import StepLibrary
 from engine.native.model import NativeModel
-from engine.native.pack_file import PackedWeights, lay_out, open_packed
+from engine.native.pack_file import Bytes, PackedWeights, lay_out, open_packed
 from engine.native.panels import PanelLinear, PanelMaker, pack_all, plan_panels, section_sizes
 from engine.workspace import max_logit_rows, max_step_tokens
 
@@ -57,7 +59,12 @@ def load_weights(
         {"weights": checkpoint.revision, "dtype": dtype, "rank": rank.rank, "of": rank.size},
     )
     name = f"packed-{dtype}-{rank.rank}-of-{rank.size}.weights"
-    weights = open_packed(checkpoint.path / name, layout, lambda: pack_all(source, planned))
+
+    def contents() -> Iterator[tuple[str, Bytes]]:
+        importance = measure_importance(config.quantization, model_config, checkpoint.weights_paths)
+        return pack_all(source, planned, importance)
+
+    weights = open_packed(checkpoint.path / name, layout, contents)
     maker = PanelMaker(
         source,
         planned,

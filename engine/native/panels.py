@@ -54,7 +54,7 @@ def plan_panels(source: TensorSource, quantization: Quantization) -> dict[str, P
             names = [f"{module}.weight" for module in modules]
             tensors = list(source.held(layer, shapes, names))
             planned[layer + kind] = _packed(
-                tensors, layer_scheme(quantization), is_interleaved=kind == "gate_up"
+                tensors, layer_scheme(quantization, kind), is_interleaved=kind == "gate_up"
             )
     head = source.vocabulary_tensors(prefix)[1]
     planned[head.name] = _packed([head], head_scheme(quantization), is_interleaved=False)
@@ -84,16 +84,19 @@ def _scales_of(name: str) -> str:
 
 
 def pack_all(
-    source: TensorSource, planned: Mapping[str, PackedTensors]
+    source: TensorSource,
+    planned: Mapping[str, PackedTensors],
+    importance: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Bytes]]:
-    """The sections of the packed file, one layer at a time."""
+    """The sections of the packed file, one layer at a time; ``importance`` as
+    `engine.models.calibration.measure_importance` has it."""
     for name, packed in planned.items():
         weights = (source.take(tensor) for tensor in packed.tensors)
         scheme = packed.shape.scheme
         if scheme is None:
             yield name, _bytes(pack_panels(packed.shape, weights))
             continue
-        data, scales = pack_quantized_panels(packed.shape, weights, scheme)
+        data, scales = pack_quantized_panels(packed.shape, weights, scheme, importance.get(name))
         yield name, _bytes(data)
         if packed.shape.num_scales:
             yield _scales_of(name), _bytes(scales)

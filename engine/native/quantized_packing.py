@@ -13,10 +13,14 @@ from engine.quantization.weight import Scheme
 
 
 def pack_quantized_panels(
-    shape: PanelShape, weights: Iterable[Tensor], scheme: Scheme
+    shape: PanelShape,
+    weights: Iterable[Tensor],
+    scheme: Scheme,
+    importance: Tensor | None = None,
 ) -> PackedQuantized:
     """Of ``weights`` [num_rows, in_features], whose outputs take the places that
-    `engine.native.packing.pack_panels` gives them."""
+    `engine.native.packing.pack_panels` gives them. The rest as in
+    `engine.quantization.rounding.quantize`."""
     panels = torch.zeros((shape.num_panels, PANEL, shape.in_features), dtype=torch.bfloat16)
     rows = panels.flatten(0, 1)
     step = len(shape.num_rows)
@@ -28,4 +32,4 @@ def pack_quantized_panels(
         else:
             rows[first_row : first_row + len(weight)] = weight
             first_row += len(weight)
-    return pack_quantized(quantize(rows, scheme))
+    return pack_quantized(quantize(rows, scheme, importance))

@@ -17,14 +17,21 @@ def head_scheme(quantization: Quantization) -> Scheme | None:
     return None if quantization == "none" else "int8"
 
 
-def layer_scheme(quantization: Quantization) -> Scheme | None:
-    """Of the linear layers of decoder layers."""
+INT4_KINDS = ("gate_up",)
+"""Half of a decoder layer's weights. With all of them in 4 bits SmolLM2-135M lost 18 % in
+perplexity, with these 3 %; larger models lose less."""
+
+
+def layer_scheme(quantization: Quantization, kind: str) -> Scheme | None:
+    """Of a kind of linear layer of decoder layers, as `engine.models.loading` names them."""
+    if quantization == "int4" and kind not in INT4_KINDS:
+        return "int8"
     return None if quantization == "none" else quantization
 
 
-def rounded(weight: Tensor, scheme: Scheme | None) -> Tensor:
+def rounded(weight: Tensor, scheme: Scheme | None, importance: Tensor | None = None) -> Tensor:
     """The values that quantized ``weight`` stands for, in its own dtype and as large: what torch
     computes where there is no compiled step. Raises as `engine.quantization.rounding.quantize`."""
     if scheme is None:
         return weight
-    return dequantize(quantize(weight, scheme)).to(weight.dtype)
+    return dequantize(quantize(weight, scheme, importance)).to(weight.dtype)

@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.kv_geometry import KvGeometry
 from engine.kv_pool import KvPool
 from engine.loader import WeightFiles
+from engine.models.calibration import measure_importance
 from engine.models.loading import load_model
 from engine.models.registry import read_model_config
 from engine.native.errors import CompiledStepUnavailable
@@ -60,13 +61,15 @@ def torch_steps(
     token_ids: Tensor,
     quantization: Quantization = "none",
 ) -> PagedSteps:
+    model_config = read_model_config(checkpoint.config)
     model = load_model(
-        read_model_config(checkpoint.config),
+        model_config,
         WeightFiles(checkpoint.weights_paths),
         dtype=dtype,
         device=CPU,
         layout="mapped",
         quantization=quantization,
+        importance=measure_importance(quantization, model_config, checkpoint.weights_paths),
     )
 
     def over(geometry: KvGeometry, pool: KvPool) -> StepModel:

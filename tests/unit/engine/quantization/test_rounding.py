@@ -69,6 +69,16 @@ def test_typical_weights_are_off_by_less_than_with_even_steps() -> None:
     assert error.norm() < 0.9 * (even - groups).norm()
 
 
+def test_four_bits_spare_the_inputs_that_count() -> None:
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+    importance = torch.where(torch.arange(1024) % 16 == 0, 100.0, 1.0)
+    alike, weighed = (
+        (dequantize(quantize(weight, "int4", weights)) - weight).square().mul(importance).sum()
+        for weights in (None, importance)
+    )
+    assert weighed < 0.8 * alike
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_no_number_is_refused(scheme: Scheme, value: float) -> None:
