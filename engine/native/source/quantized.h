@@ -66,16 +66,20 @@ struct Int4Codes {
     };
 };
 
-// acc[ROWS][PANEL] = a[ROWS][num_inputs] * panel
+// acc[ROWS][PANEL] = a[ROWS][num_inputs] * panel; memory `ahead` bytes on is asked for, too.
 template <class Codes, int ROWS>
 inline void multiply_quantized_rows(const bf16* a, int64_t a_stride, const uint8_t* panel,
-                                    int num_inputs, const float* scales, float* acc) {
+                                    int num_inputs, const float* scales, float* acc,
+                                    int64_t ahead) {
     for (int first = 0; first < num_inputs; first += Codes::SEGMENT) {
         const int end = std::min(first + Codes::SEGMENT, num_inputs);
         __m512 left[ROWS], right[ROWS];
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; ++r) left[r] = right[r] = _mm512_setzero_ps();
         for (int k = first; k < end; k += Codes::BLOCK, panel += Codes::BLOCK_BYTES) {
+            for (int line = 0; line < Codes::BLOCK_BYTES; line += 64) {
+                _mm_prefetch(reinterpret_cast<const char*>(panel) + ahead + line, _MM_HINT_T0);
+            }
             const typename Codes::Block block(panel);
 #pragma GCC unroll 4
             for (int pair = 0; pair < Codes::BLOCK / 2; ++pair) {
@@ -106,7 +110,8 @@ inline void multiply_quantized_rows(const bf16* a, int64_t a_stride, const uint8
     }
 }
 
-using QuantizedKernel = void (*)(const bf16*, int64_t, const uint8_t*, int, const float*, float*);
+using QuantizedKernel = void (*)(const bf16*, int64_t, const uint8_t*, int, const float*, float*,
+                                 int64_t);
 
 template <class Codes>
 inline constexpr QuantizedKernel QUANTIZED_KERNELS[MAX_ROWS + 1] = {
@@ -131,18 +136,21 @@ inline int64_t quantized_panel_bytes(const Linear& w) {
     return inputs * PANEL / 2 + inputs / Int4Codes::SEGMENT * Int4Codes::SCALE_BYTES;
 }
 
-// acc[num_rows][PANEL], overwritten: the finished sums of one panel, without the bias.
-inline void multiply_quantized_panel(const Linear& w, int panel, const bf16* a, int64_t a_stride,
-                                     int num_rows, float* acc, bf16*) {
-    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * quantized_panel_bytes(w);
-    const float* scales = w.format == INT8 ? w.scales + int64_t(panel) * PANEL : nullptr;
+// acc[num_rows][PANEL], overwritten: the finished sums of one panel, without the bias. `next`: the
+// panel that comes next.
+inline void multiply_quantized_panel(const Linear& w, int64_t panel, int64_t next, const bf16* a,
+                                     int64_t a_stride, int num_rows, float* acc) {
+    const int64_t size = quantized_panel_bytes(w);
+    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * size;
+    const int64_t ahead = next * PANEL < w.out_features ? (next - panel) * size : 0;
+    const float* scales = w.format == INT8 ? w.scales + panel * PANEL : nullptr;
     const QuantizedKernel* kernels =
         w.format == INT8 ? QUANTIZED_KERNELS<Int8Codes> : QUANTIZED_KERNELS<Int4Codes>;
     const int num_parts = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
     for (int part = 0, row = 0; part < num_parts; ++part) {
         const int end = int(int64_t(num_rows) * (part + 1) / num_parts);
         kernels[end - row](a + row * a_stride, a_stride, data, w.in_features, scales,
-                           acc + row * PANEL);
+                           acc + row * PANEL, part == 0 ? ahead : 0);
         row = end;
     }
 }
