@@ -8,11 +8,10 @@ import asyncio
 import itertools
 import logging
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
-from app.client import AskedTooOftenError, DeltaSink, EngineListener
+from app.client import QUERY_TIMEOUT_S, AskedTooOftenError, DeltaSink, EngineListener
 from app.membership import ConnectError, EngineAddress, PrepareCard
 from app.stack_traces import stack_of
 from engine.messages import (
@@ -29,6 +28,7 @@ from engine.messages import (
     LoadView,
     ModelCard,
     Query,
+    QueryKind,
     Reply,
     ReturnCredits,
     StepFrame,
@@ -41,8 +41,6 @@ from wire.errors import ConnectionClosed
 logger = logging.getLogger(__name__)
 
 CARD_TIMEOUT_S = 10.0
-
-QUERY_TIMEOUT_S = 5.0
 
 MAX_CREDITS = 1_000_000
 """Far more than any engine runs side by side."""
@@ -100,10 +98,7 @@ class ChannelClient:
         connection: Connection,
         card: ModelCard,
         listener: EngineListener,
-        *,
-        query_timeout_s: float = QUERY_TIMEOUT_S,
     ) -> None:
-        self._query_timeout_s = query_timeout_s
         self._connection = connection
         self._card = card
         self._listener = listener
@@ -155,7 +150,9 @@ class ChannelClient:
     def request_snapshot(self) -> None:
         self._send(GetSnapshot())
 
-    async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
+    async def query(
+        self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> bytes | None:
         if self._connection.close_reason is not None:
             raise ConnectionClosed(self._connection.close_reason)
         query_id = next(self._query_ids)
@@ -163,7 +160,7 @@ class ChannelClient:
         self._queries[query_id] = reply
         try:
             self._send(Query(query_id, kind, argument))
-            async with asyncio.timeout(self._query_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 return await reply
         finally:
             del self._queries[query_id]

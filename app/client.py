@@ -6,7 +6,7 @@ loop and never blocks it.
 """
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 from engine.messages import (
     CacheEvents,
@@ -14,8 +14,11 @@ from engine.messages import (
     EngineRequest,
     LoadView,
     ModelCard,
+    QueryKind,
     TokenDelta,
 )
+
+QUERY_TIMEOUT_S = 5.0
 
 DeltaSink = Callable[[TokenDelta], None]
 """Gets the deltas of one request: those of a sample in order, up to one with a finish reason. Must
@@ -99,11 +102,12 @@ class EngineClient(Protocol):
         """Events were missed; ``on_snapshot`` follows."""
         ...
 
-    async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
-        """The engine's records as JSON (``engine.messages.Query``); None: unknown there.
+    async def query(
+        self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> bytes | None:
+        """The payload of the engine's ``engine.messages.Reply``; None: unknown there.
 
-        Raises ``AskedTooOftenError``, ``ConnectionClosed``, and ``TimeoutError`` after a few
-        seconds.
+        Raises ``AskedTooOftenError``, ``ConnectionClosed``, and ``TimeoutError``.
         """
         ...
 

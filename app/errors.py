@@ -102,6 +102,14 @@ class MethodNotAllowedError(ApiError):
     default_code = "method_not_allowed"
 
 
+class ConflictError(ApiError):
+    """Something that excludes this is under way; worth another try when it is over."""
+
+    status = 409
+    type = "conflict_error"
+    default_code = "busy"
+
+
 class BodyTooLargeError(ApiError):
     """The body is over the configured limit."""
 

@@ -19,6 +19,7 @@ from app.fleet_metrics import Alone, FleetMetrics
 from app.gateway import Gateway
 from app.metrics_routes import MetricsRoutes
 from app.middleware import RequestMiddleware
+from app.profile_route import ProfileRoute
 from app.record import record_of
 from app.requests.openapi import openapi_document
 from app.tokenize_routes import DetokenizeRoute, TokenizeRoute
@@ -43,6 +44,7 @@ def create_asgi_app(gateway: Gateway, metrics: FleetMetrics | None = None) -> St
             Route("/metrics/targets", metrics_routes.targets, methods=["GET"]),
             Route("/debug/steps", debug.steps, methods=["GET"]),
             Route("/debug/requests/{request_id}", debug.request, methods=["GET"]),
+            Route("/debug/profile", ProfileRoute(gateway), methods=["POST"]),
             Route("/openapi.json", simple.openapi, methods=["GET"]),
             *_either("/models", simple.models, "GET"),
             *_either("/models/{name:path}", simple.model, "GET"),

@@ -35,8 +35,9 @@ from engine.messages import (
 )
 from engine.model_card import make_model_card
 from engine.open_requests import OpenRequests
+from engine.profile_orders import ProfileOrders
 from engine.rank_group import MAX_SILENCE_S, RankGroup
-from engine.rank_messages import FromGateway, GatewayGone, StepReport
+from engine.rank_messages import FromGateway, GatewayGone, Record, StepReport
 from engine.records import Records
 from wire.connection import Connection
 from wire.endpoint import Endpoint
@@ -100,6 +101,7 @@ class EngineFront:
         self._open = OpenRequests(self._ledger)
         self._mirror = CacheMirror()
         self._records = Records()
+        self._profile_orders = ProfileOrders()
         self._metrics: EngineMetrics | None = None
         self._load = LoadView()
         self._load_changed = asyncio.Event()
@@ -251,10 +253,7 @@ class EngineFront:
             gateway.ask_snapshot()
             return
         if isinstance(message, Query):
-            is_allowed = gateway.queries.allows(time.monotonic())
-            gateway.connection.send(
-                self._encode(self._records.answer(message, is_allowed=is_allowed))
-            )
+            self._answer(gateway, message)
             return
         if isinstance(message, Demand):
             self._ledger.set_demand(gateway.source, message.num_waiting)
@@ -263,6 +262,18 @@ class EngineFront:
         else:
             self._submit(gateway.source, message, payload)
         self._grant()
+
+    def _answer(self, gateway: GatewayLink, query: Query) -> None:
+        is_allowed = gateway.queries.allows(time.monotonic())
+        if is_allowed and query.kind == "profile":
+            order = self._profile_orders.take(gateway.source, query)
+            if isinstance(order, Record):
+                self._ranks.send(order)
+                return
+            reply = order
+        else:
+            reply = self._records.answer(query, is_allowed=is_allowed)
+        gateway.connection.send(self._encode(reply))
 
     def _submit(self, source: int, message: Submit, payload: bytes) -> None:
         request = message.request
@@ -292,6 +303,10 @@ class EngineFront:
         if report.events is not None:
             self._mirror.apply(report.events)
         self._follow(report)
+        if report.profile is not None:
+            source, reply = self._profile_orders.finished(report.profile)
+            if source in self._gateways:
+                self._gateways[source].connection.send(self._encode(reply))
         informed: set[int] = set()
         for frame in report.frames:
             gateway = self._gateways.get(frame.source)

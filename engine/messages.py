@@ -337,13 +337,18 @@ class GetSnapshot(msgspec.Struct, frozen=True, tag="get_snapshot"):
     """The gateway missed events (a jump of ``CacheEvents.sequence``) and asks for all keys."""
 
 
+QueryKind = Literal["steps", "request", "profile"]
+
+
 class Query(msgspec.Struct, frozen=True, tag="query"):
     """An operator asks for records; answered by a ``Reply`` of the same ``query_id``."""
 
     query_id: int
-    kind: Literal["steps", "request"]
+    kind: QueryKind
     argument: str = ""
-    """``request``: the request id; ``steps``: how many of the newest, all if empty."""
+    """``request``: the request id; ``steps``: how many of the newest, all if empty; ``profile``:
+    ``engine.profile.ProfileOrder`` as JSON, whose time passes before the reply if there is no work.
+    """
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
@@ -351,7 +356,9 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 
     query_id: int
     payload: bytes | None
-    """JSON: a list of ``StepRecord`` objects, or a request's timeline; None: unknown here."""
+    """JSON: a list of ``StepRecord`` objects, or a request's timeline; None: unknown here. Of a
+    profile: ``engine.profile.ProfileAnswer`` in msgpack.
+    """
     is_throttled: bool = False
     """There were too many queries to look; a moment later it may be known."""
 

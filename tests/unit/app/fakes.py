@@ -4,11 +4,10 @@ tokenizer.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from app.client import DeltaSink, EngineClient, EngineListener
+from app.client import QUERY_TIMEOUT_S, DeltaSink, EngineClient, EngineListener
 from app.gateway import Gateway
 from app.membership import ConnectEngine, EngineAddress, PrepareCard
 from engine.messages import (
@@ -18,6 +17,7 @@ from engine.messages import (
     FinishReason,
     LoadView,
     ModelCard,
+    QueryKind,
     TokenDelta,
     TokenLogprobs,
     Usage,
@@ -156,7 +156,9 @@ class FakeEngine:
     def request_snapshot(self) -> None:
         self.num_snapshots_asked += 1
 
-    async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
+    async def query(
+        self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> bytes | None:
         return None
 
     async def close(self) -> None:

@@ -326,10 +326,10 @@ async def test_what_is_no_message_of_ours_closes_the_connection(pair: Pair, payl
 
 async def test_a_query_without_a_reply_ends_and_a_late_one_is_ignored() -> None:
     ours, theirs = socket.socketpair()
-    client = ChannelClient(await adopt(ours), make_card(), Listener(), query_timeout_s=0.02)
+    client = ChannelClient(await adopt(ours), make_card(), Listener())
     pair = Pair(client, await adopt(theirs), Listener())
     with pytest.raises(TimeoutError):
-        await client.query("steps", "")
+        await client.query("steps", "", timeout_s=0.02)
     pair.send(Reply(1, b"late"))
     asked = asyncio.create_task(client.query("steps", ""))
     assert [await pair.next() for _ in range(2)] == [Query(1, "steps"), Query(2, "steps")]

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from app import fleet_records
-from app.client import AskedTooOftenError
+from app.client import QUERY_TIMEOUT_S, AskedTooOftenError
+from engine.messages import QueryKind
 from tests.unit.app.conftest import Edge, MakeEdge
 from tests.unit.app.fakes import FakeEngine, until
 from wire.errors import ConnectionClosed
@@ -26,7 +27,9 @@ class RecordingEngine(FakeEngine):
         self.is_lost = False
         self.is_refusing = False
 
-    async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
+    async def query(
+        self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> bytes | None:
         if self.is_stuck:
             await asyncio.sleep(60)
         if self.is_lost:

@@ -3,16 +3,22 @@ runner, without process and channel.
 """
 
 import asyncio
-from typing import Literal
 
-from app.client import DeltaSink, EngineListener
+from app.client import QUERY_TIMEOUT_S, DeltaSink, EngineListener
 from cache_tiers.keys import KeySalt, root_key
 from engine.cache_mirror import CacheMirror
 from engine.config import EngineConfig
 from engine.credits import CreditLedger
 from engine.engine import Engine, StepOutput
 from engine.kv_geometry import KvGeometry, KvGroup
-from engine.messages import CacheEvents, EngineRequest, LoadView, ModelCard, TokenDelta
+from engine.messages import (
+    CacheEvents,
+    EngineRequest,
+    LoadView,
+    ModelCard,
+    QueryKind,
+    TokenDelta,
+)
 from engine.paced_runner import PacedRunner
 
 BLOCK_SIZE_TOKENS = 16
@@ -202,7 +208,9 @@ class SimulatedClient:
         self.num_snapshots += 1
         asyncio.get_running_loop().call_soon(self.hear_all)
 
-    async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
+    async def query(
+        self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> bytes | None:
         return None
 
     async def close(self) -> None:
