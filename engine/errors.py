@@ -17,6 +17,7 @@ EngineError
 ├── CreditError                a gateway used or returned a credit that it does not hold
 ├── ProtocolError              a gateway sent what no gateway sends
 ├── CollectiveError            tensor-parallel ranks lost one another
+├── CompiledStepUnavailable    this machine can't compile or run the compiled step; torch does
 ├── StepOutOfMemory            a step needs more memory than there is
 └── RunnerError                a model runner broke the contract of ``engine.step``
     └── KvMismatchError        a sequence met KV that its own tokens did not write
@@ -63,6 +64,11 @@ class ProtocolError(EngineError):
 
 class CollectiveError(EngineError):
     """A tensor-parallel rank is gone or stuck: the others can't go on without its part."""
+
+
+class CompiledStepUnavailable(EngineError):
+    """The compiled step can't be had here; the text says what is missing, in one line. Never a
+    reason to stop serving, unless the configuration says so."""
 
 
 class StepOutOfMemory(EngineError):

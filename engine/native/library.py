@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from engine.native.errors import CompiledStepUnavailable
+from engine.errors import CompiledStepUnavailable
 
 
 class WeightFormat(IntEnum):

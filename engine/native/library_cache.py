@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.native.errors import CompiledStepUnavailable
+from engine.errors import CompiledStepUnavailable
 from engine.native.file_lock import held_lock
 from engine.native.library import StepLibrary
 from engine.native.processor import Processor

@@ -8,9 +8,8 @@ import torch
 
 from engine.collectives import Collectives
 from engine.config import EngineConfig
-from engine.errors import EngineConfigError
+from engine.errors import CompiledStepUnavailable, EngineConfigError
 from engine.models.model_config import ModelConfig
-from engine.native.errors import CompiledStepUnavailable
 from engine.native.library import StepLibrary
 from engine.native.library_cache import LibraryCache, library_key
 from engine.native.processor import this_processor

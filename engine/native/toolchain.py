@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.native.errors import CompiledStepUnavailable
+from engine.errors import CompiledStepUnavailable
 
 SOURCE_FOLDER = Path(__file__).parent / "source"
 _NAMES = ("g++", "c++")

@@ -7,13 +7,13 @@ from torch import Tensor
 from engine.attention import create_attention
 from engine.checkpoints.store import Checkpoint
 from engine.config import EngineConfig
+from engine.errors import CompiledStepUnavailable
 from engine.kv_geometry import KvGeometry
 from engine.kv_pool import KvPool
 from engine.loader import WeightFiles
 from engine.models.calibration import measure_importance
 from engine.models.loading import load_model
 from engine.models.registry import read_model_config
-from engine.native.errors import CompiledStepUnavailable
 from engine.native.library import StepLibrary
 from engine.native.loading import create_native_model, load_weights
 from engine.native.processor import this_processor

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.native.errors import CompiledStepUnavailable
+from engine.errors import CompiledStepUnavailable
 from engine.native.sampling import NativeSampling
 from engine.native.selection import library_opener
 from engine.sampling.drawing import DrawParams, draw_filtered

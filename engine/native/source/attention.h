@@ -86,8 +86,9 @@ inline void transpose_pairs(__m512i rows[16]) {
     }
 }
 
-// keys[token] to panels [KEYS / PANEL][dim / 2][PANEL][2], zeros beyond `num_keys`.
-inline void pack_keys(const bf16* const* keys, int num_keys, int dim, bf16* panels) {
+// keys[token], for tokens in [skipped, num_keys), to panels [KEYS / PANEL][dim / 2][PANEL][2];
+// zeros for other tokens.
+inline void pack_keys(const bf16* const* keys, int skipped, int num_keys, int dim, bf16* panels) {
     const int num_pairs = dim / 2;
     for (int group = 0; group < (num_keys + 15) / 16; ++group) {
         int32_t* panel = reinterpret_cast<int32_t*>(panels) +
@@ -95,11 +96,12 @@ inline void pack_keys(const bf16* const* keys, int num_keys, int dim, bf16* pane
         for (int first = 0; first < num_pairs; first += 16) {
             const int count = std::min(16, num_pairs - first);
             __m512i rows[16];
-            for (int i = 0; i < 16; ++i)
-                rows[i] =
-                    group * 16 + i < num_keys
-                        ? _mm512_maskz_loadu_epi32(lanes(count), keys[group * 16 + i] + 2 * first)
-                        : _mm512_setzero_si512();
+            for (int i = 0; i < 16; ++i) {
+                const int token = group * 16 + i;
+                rows[i] = token >= skipped && token < num_keys
+                              ? _mm512_maskz_loadu_epi32(lanes(count), keys[token] + 2 * first)
+                              : _mm512_setzero_si512();
+            }
             transpose_pairs(rows);
             for (int i = 0; i < count; ++i)
                 _mm512_storeu_si512(panel + int64_t(first + i) * PANEL, rows[i]);
@@ -107,25 +109,27 @@ inline void pack_keys(const bf16* const* keys, int num_keys, int dim, bf16* pane
     }
 }
 
-// values[token] to panels [dim / PANEL][num_pairs][PANEL][2] of pairs of tokens, zeros where there
-// is none.
-inline void pack_values(const bf16* const* values, int num_keys, int num_pairs, int dim,
+// values[token] likewise, to panels [dim / PANEL][num_pairs][PANEL][2] of pairs of tokens.
+inline void pack_values(const bf16* const* values, int skipped, int num_keys, int dim,
                         bf16* panels) {
     alignas(64) static const uint16_t LOW[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
                                                  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
                                                  11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i low = _mm512_load_si512(LOW);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const int num_pairs = (num_keys + 1) / 2;
     for (int column = 0; column < dim; column += PANEL) {
         const int width = std::min(PANEL, dim - column);
         const __mmask32 mask = width == 32 ? 0xffffffffu : (1u << width) - 1;
         bf16* panel = panels + int64_t(column / PANEL) * num_pairs * 2 * PANEL;
         for (int pair = 0; pair < num_pairs; ++pair) {
             __m512i v[2];
-            for (int i = 0; i < 2; ++i)
-                v[i] = 2 * pair + i < num_keys
-                           ? _mm512_maskz_loadu_epi16(mask, values[2 * pair + i] + column)
+            for (int i = 0; i < 2; ++i) {
+                const int token = 2 * pair + i;
+                v[i] = token >= skipped && token < num_keys
+                           ? _mm512_maskz_loadu_epi16(mask, values[token] + column)
                            : _mm512_setzero_si512();
+            }
             bf16* place = panel + pair * 2 * PANEL;
             _mm512_storeu_si512(place, _mm512_permutex2var_epi16(v[0], low, v[1]));
             _mm512_storeu_si512(place + PANEL, _mm512_permutex2var_epi16(v[0], high, v[1]));
@@ -184,10 +188,15 @@ inline void find_keys(const Step& step, const Group& group, int64_t sequence, co
     }
 }
 
-// Where attention over a tile begins: position of the first key.
-inline int64_t first_key(const Step& step, const Group& group, const Tile& tile) {
+// The first key that any query of a tile sees.
+inline int64_t first_visible(const Step& step, const Group& group, const Tile& tile) {
     const int64_t first = step.starts[tile.sequence] + tile.first;
     return group.window ? std::max<int64_t>(0, first + 1 - group.window) : 0;
+}
+
+// Blocks of keys begin at the same positions for all tiles: sums then go in the same order.
+inline int64_t first_key(const Step& step, const Group& group, const Tile& tile) {
+    return first_visible(step, group, tile) / KEYS * KEYS;
 }
 
 // What a thread attends to in one go: a tile with the KV heads [first_head, first_head +
@@ -229,6 +238,7 @@ class TileAttention {
             scratch_.totals[row] = 0.0f;
         }
         const int64_t begin = first_key(step_, group_, tile), end = first_ + tile.count;
+        const int skipped = int(first_visible(step_, group_, tile) - begin);
         const bf16 *places[KEYS], *coming[KEYS], *own[KEYS];
         int count = int(std::min<int64_t>(KEYS, end - begin));
         find(tile.sequence, now.first_head, begin, count, places);
@@ -247,7 +257,7 @@ class TileAttention {
             num_asked_bytes_ = is_asking ? 0 : num_coming * row_size_ * 2;
             for (int head = 0; head < now.num_heads; ++head) {
                 for (int i = 0; i < count; ++i) own[i] = places[i] + head * dim_;
-                attend_keys(head, key, key == begin, own, count);
+                attend_keys(head, key, key == begin, own, key == begin ? skipped : 0, count);
             }
             ask_rest();
             std::copy(coming, coming + num_coming, places);
@@ -270,11 +280,12 @@ class TileAttention {
     }
 
     // All queries of one KV head with the keys [key, key + count).
-    void attend_keys(int head, int64_t key, bool is_first, const bf16** places, int count) {
+    void attend_keys(int head, int64_t key, bool is_first, const bf16** places, int skipped,
+                     int count) {
         const int num_pairs = (count + 1) / 2;
         const int64_t offset = int64_t(head) * num_rows_;
         float* sums = scratch_.sums + offset * num_panels_ * PANEL;
-        pack_keys(places, count, dim_, scratch_.keys);
+        pack_keys(places, skipped, count, dim_, scratch_.keys);
         for (int panel = 0; panel * PANEL < count; ++panel)
             multiply_panel(scratch_.queries + offset * dim_, dim_, num_rows_,
                            scratch_.keys + int64_t(panel) * dim_ * PANEL, dim_ / 2,
@@ -292,7 +303,7 @@ class TileAttention {
             if (factor != 1.0f && !is_first) scale_row(sums + row * PANEL, factor);
         }
         for (int i = 0; i < count; ++i) places[i] += value_offset_;
-        pack_values(places, count, num_pairs, dim_, scratch_.values);
+        pack_values(places, skipped, count, dim_, scratch_.values);
         for (int panel = 0; panel < num_panels_; ++panel)
             multiply_panel(scratch_.weights, KEYS, num_rows_,
                            scratch_.values + int64_t(panel) * num_pairs * 2 * PANEL, num_pairs,

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from engine.native.errors import CompiledStepUnavailable
+from engine.errors import CompiledStepUnavailable
 from engine.native.library import StepLibrary
 from engine.native.library_cache import LibraryCache, find_libraries, library_key
 from engine.native.processor import NEEDED_FLAGS, Processor

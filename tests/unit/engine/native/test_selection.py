@@ -8,9 +8,8 @@ import pytest
 
 from engine.collectives import Collectives
 from engine.config import EngineConfig
-from engine.errors import EngineConfigError
+from engine.errors import CompiledStepUnavailable, EngineConfigError
 from engine.models.registry import read_model_config
-from engine.native.errors import CompiledStepUnavailable
 from engine.native.library import StepLibrary
 from engine.native.selection import choose_library, loaded_openmp
 from engine.native.support import reason_against

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.native.errors import CompiledStepUnavailable
+from engine.errors import CompiledStepUnavailable
 from engine.native.toolchain import Compiler, compile_library, find_compiler, has_compiler
 
 GNU = "echo 'g++ (Test) 12.2.0'; echo 'Copyright (C) 2022 Free Software Foundation, Inc.'"
