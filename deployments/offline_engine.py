@@ -1,0 +1,90 @@
+"""One engine in this process, driven step by step: no HTTP, no channel, no Ray.
+
+For the command line. Must not know what is measured.
+"""
+
+import random
+from pathlib import Path
+
+from cache_tiers.keys import KeySalt, block_keys, root_key
+from engine.config import EngineConfig, EngineSpec
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.messages import EngineRequest, SamplingParams
+from engine.observations import StepRecord
+from engine.profile import Profile, ProfileOrder
+from engine.profiling import StepProfiler
+from engine.runner import check_start, create_runner
+
+_REQUEST_TIMEOUT_S = 24 * 3600.0
+_FIRST_TOKEN_ID = 3
+"""Below are special ones, as a rule."""
+
+
+class OfflineEngine:
+    """Owner of an engine; ``close`` ends it."""
+
+    def __init__(self, name: str, checkpoint: Path, config: EngineConfig) -> None:
+        """Loads the model. Raises `EngineError` in words that say what to change."""
+        spec = EngineSpec(model=name, checkpoint=checkpoint, config=config)
+        check_start(spec)
+        loaded = create_runner(spec)
+        self._vocab_size = loaded.vocab_size
+        self._block_size = config.block_size_tokens
+        self._root = root_key(KeySalt("offline", config.dtype, self._block_size, ""))
+        self._engine = Engine(
+            config,
+            geometry=loaded.geometry,
+            num_blocks=loaded.num_blocks,
+            max_model_len=loaded.max_model_len,
+            vocab_size=loaded.vocab_size,
+            runner=loaded.runner,
+        )
+        # What stays on this machine need not be small.
+        self._profiler = StepProfiler(loaded.probe, max_trace_bytes=2**30)
+        self._draw = random.Random(0)  # noqa: S311 - made-up prompts
+        self.max_request_tokens = self._engine.max_request_tokens
+        self.num_kv_tokens = loaded.num_blocks * config.block_size_tokens
+        """Of all sequences together."""
+        self.max_step_tokens = config.max_num_batched_tokens
+
+    def add(self, request_id: str, prompt_len: int, max_tokens: int) -> None:
+        """A made-up prompt, decoded greedily; no token ends the answer early."""
+        prompt = [
+            self._draw.randrange(min(_FIRST_TOKEN_ID, self._vocab_size - 1), self._vocab_size)
+            for _ in range(prompt_len)
+        ]
+        keys: list[bytes] = list(block_keys(self._root, prompt, self._block_size))
+        sampling = SamplingParams(max_tokens, temperature=0.0)
+        self._engine.add(
+            EngineRequest(request_id, prompt, self._root, keys, sampling, _REQUEST_TIMEOUT_S)
+        )
+
+    def step(self) -> tuple[set[str], StepRecord | None]:
+        """The requests that got a token, and what the step was. Raises `EngineError`."""
+        self._profiler.begin_step()
+        output = self._engine.step()
+        self._profiler.end_step(output.record)
+        for delta in output.deltas:
+            if delta.error is not None:
+                raise EngineError(f"request {delta.request_id}: {delta.error}")
+        return {delta.request_id for delta in output.deltas if delta.token_ids}, output.record
+
+    def abort(self, request_ids: set[str]) -> None:
+        """End them, and return when nothing runs any more."""
+        for request_id in request_ids:
+            self._engine.abort(request_id)
+        while self._engine.has_work:
+            self._engine.step()
+
+    def start_recording(self, order: ProfileOrder) -> None:
+        """Of the steps that follow."""
+        self._profiler.start(order)
+
+    def recording(self) -> Profile:
+        """Of the steps since ``start_recording``."""
+        return self._profiler.wait()
+
+    def close(self) -> None:
+        self._profiler.close()
+        self._engine.close()
