@@ -16,7 +16,8 @@ inline int64_t num_panels(const Linear& linear) {
 inline void multiply_weights(const Linear& linear, int64_t panel, int64_t next, const bf16* a,
                              int num_rows, float* acc, bf16* unpacked) {
     if (linear.format != BF16) {
-        multiply_quantized_panel(linear, panel, next, a, linear.in_features, num_rows, acc);
+        multiply_quantized_panel(linear, panel, next, a, linear.in_features, num_rows, acc,
+                                 unpacked);
         return;
     }
     const int num_pairs = linear.in_features / 2;

@@ -1,4 +1,4 @@
-// Products of bf16 rows with quantized panels, decoded in registers.
+// Products of bf16 rows with quantized panels, decoded in registers, or once for many rows.
 //
 // int8 panel: [in / 2][32 columns][2] codes; Linear::scales holds one scale per column.
 // int4 panel: groups of 32 inputs, each [4 blocks of 8 inputs][2 halves][16 columns][2] 16-bit
@@ -15,6 +15,7 @@ struct Int8Codes {
     static constexpr int BLOCK = 2;     // inputs decoded at once
     static constexpr int BLOCK_BYTES = BLOCK * PANEL;
     static constexpr int SCALE_BYTES = 0;  // behind the codes of a segment
+    static constexpr int SCALE_STEP = 0;   // from a segment's scales to the next one's; 0: float
 
     static __m512i widen_codes(const uint8_t* p) {
         const __m512 low =
@@ -51,6 +52,7 @@ struct Int4Codes {
     static constexpr int BLOCK = 8;
     static constexpr int BLOCK_BYTES = BLOCK * PANEL / 2;
     static constexpr int SCALE_BYTES = PANEL * 2;
+    static constexpr int SCALE_STEP = SEGMENT * PANEL / 2 + SCALE_BYTES;  // bf16
 
     struct Block {
         __m512i values, left, right;
@@ -66,10 +68,54 @@ struct Int4Codes {
     };
 };
 
+// The codes of a panel after `unpack`: bf16 pairs, without the scales.
+template <class Codes>
+struct UnpackedCodes {
+    static constexpr int SEGMENT = Codes::SEGMENT;
+    static constexpr int BLOCK = 2;
+    static constexpr int BLOCK_BYTES = BLOCK * PANEL * 2;
+    static constexpr int SCALE_BYTES = 0;
+    static constexpr int SCALE_STEP = Codes::SCALE_STEP;
+
+    struct Block {
+        __m512i left, right;
+        explicit Block(const uint8_t* p)
+            : left(_mm512_loadu_si512(p)), right(_mm512_loadu_si512(p + 64)) {}
+        __m512i left_pair(int) const { return left; }
+        __m512i right_pair(int) const { return right; }
+    };
+};
+
+// unpacked[in / 2][PANEL][2] of a panel.
+template <class Codes>
+inline void unpack(const uint8_t* panel, int num_inputs, bf16* unpacked) {
+    for (int first = 0; first < num_inputs; first += Codes::SEGMENT, panel += Codes::SCALE_BYTES) {
+        const int end = std::min(first + Codes::SEGMENT, num_inputs);
+        for (int k = first; k < end; k += Codes::BLOCK, panel += Codes::BLOCK_BYTES) {
+            const typename Codes::Block block(panel);
+#pragma GCC unroll 4
+            for (int pair = 0; pair < Codes::BLOCK / 2; ++pair, unpacked += 2 * PANEL) {
+                _mm512_storeu_si512(unpacked, block.left_pair(pair));
+                _mm512_storeu_si512(unpacked + PANEL, block.right_pair(pair));
+            }
+        }
+    }
+}
+
+// Of 16 columns from `first` on.
+template <class Codes>
+inline __m512 load_scales(const uint8_t* scales, int first) {
+    if constexpr (Codes::SCALE_STEP > 0) {
+        return load_bf16(reinterpret_cast<const bf16*>(scales) + first);
+    } else {
+        return _mm512_loadu_ps(reinterpret_cast<const float*>(scales) + first);
+    }
+}
+
 // acc[ROWS][PANEL] = a[ROWS][num_inputs] * panel; memory `ahead` bytes on is asked for, too.
 template <class Codes, int ROWS>
 inline void multiply_quantized_rows(const bf16* a, int64_t a_stride, const uint8_t* panel,
-                                    int num_inputs, const float* scales, float* acc,
+                                    int num_inputs, const uint8_t* scales, float* acc,
                                     int64_t ahead) {
     for (int first = 0; first < num_inputs; first += Codes::SEGMENT) {
         const int end = std::min(first + Codes::SEGMENT, num_inputs);
@@ -94,11 +140,10 @@ inline void multiply_quantized_rows(const bf16* a, int64_t a_stride, const uint8
                 }
             }
         }
-        const bool is_own = Codes::SCALE_BYTES > 0;
-        const bf16* own = reinterpret_cast<const bf16*>(panel);
-        const __m512 scale0 = is_own ? load_bf16(own) : _mm512_loadu_ps(scales);
-        const __m512 scale1 = is_own ? load_bf16(own + 16) : _mm512_loadu_ps(scales + 16);
+        const __m512 scale0 = load_scales<Codes>(scales, 0);
+        const __m512 scale1 = load_scales<Codes>(scales, 16);
         panel += Codes::SCALE_BYTES;
+        scales += Codes::SCALE_STEP;
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; ++r) {
             float* sums = acc + r * PANEL;
@@ -110,7 +155,7 @@ inline void multiply_quantized_rows(const bf16* a, int64_t a_stride, const uint8
     }
 }
 
-using QuantizedKernel = void (*)(const bf16*, int64_t, const uint8_t*, int, const float*, float*,
+using QuantizedKernel = void (*)(const bf16*, int64_t, const uint8_t*, int, const uint8_t*, float*,
                                  int64_t);
 
 template <class Codes>
@@ -136,21 +181,40 @@ inline int64_t quantized_panel_bytes(const Linear& w) {
     return inputs * PANEL / 2 + inputs / Int4Codes::SEGMENT * Int4Codes::SCALE_BYTES;
 }
 
+template <class Codes>
+inline void multiply_quantized(const bf16* a, int64_t a_stride, int num_rows, const uint8_t* panel,
+                               int num_inputs, const uint8_t* scales, float* acc, int64_t ahead,
+                               bf16* unpacked) {
+    const QuantizedKernel* kernels = QUANTIZED_KERNELS<Codes>;
+    const int num_parts = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    if (num_parts > 1) {
+        unpack<Codes>(panel, num_inputs, unpacked);
+        panel = reinterpret_cast<const uint8_t*>(unpacked);
+        kernels = QUANTIZED_KERNELS<UnpackedCodes<Codes>>;
+        ahead = 0;
+    }
+    for (int part = 0, row = 0; part < num_parts; ++part) {
+        const int end = int(int64_t(num_rows) * (part + 1) / num_parts);
+        kernels[end - row](a + row * a_stride, a_stride, panel, num_inputs, scales,
+                           acc + row * PANEL, ahead);
+        row = end;
+    }
+}
+
 // acc[num_rows][PANEL], overwritten: the finished sums of one panel, without the bias. `next`: the
-// panel that comes next.
+// panel that comes next; `unpacked`: memory of [in_features][PANEL].
 inline void multiply_quantized_panel(const Linear& w, int64_t panel, int64_t next, const bf16* a,
-                                     int64_t a_stride, int num_rows, float* acc) {
+                                     int64_t a_stride, int num_rows, float* acc, bf16* unpacked) {
     const int64_t size = quantized_panel_bytes(w);
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * size;
     const int64_t ahead = next * PANEL < w.out_features ? (next - panel) * size : 0;
-    const float* scales = w.format == INT8 ? w.scales + panel * PANEL : nullptr;
-    const QuantizedKernel* kernels =
-        w.format == INT8 ? QUANTIZED_KERNELS<Int8Codes> : QUANTIZED_KERNELS<Int4Codes>;
-    const int num_parts = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
-    for (int part = 0, row = 0; part < num_parts; ++part) {
-        const int end = int(int64_t(num_rows) * (part + 1) / num_parts);
-        kernels[end - row](a + row * a_stride, a_stride, data, w.in_features, scales,
-                           acc + row * PANEL, part == 0 ? ahead : 0);
-        row = end;
+    if (w.format == INT8) {
+        const auto* scales = reinterpret_cast<const uint8_t*>(w.scales + panel * PANEL);
+        multiply_quantized<Int8Codes>(a, a_stride, num_rows, data, w.in_features, scales, acc,
+                                      ahead, unpacked);
+    } else {
+        const uint8_t* scales = data + Int4Codes::SCALE_STEP - Int4Codes::SCALE_BYTES;
+        multiply_quantized<Int4Codes>(a, a_stride, num_rows, data, w.in_features, scales, acc,
+                                      ahead, unpacked);
     }
 }
