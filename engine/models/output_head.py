@@ -14,6 +14,8 @@ class OutputHead:
         self.config = config
         self._vocabulary = vocabulary
         self._final_norm = final_norm
+        self._rows: tuple[Tensor, Tensor] | None = None
+        """Last hidden states that are being asked about, and the same normed."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_rows, vocab_size] for the rows of last hidden states given, in the weights' dtype or
@@ -21,7 +23,7 @@ class OutputHead:
 
         bfloat16 has a step of 1/8 at a logit of 25: the likeliest tokens often tie.
         """
-        return self._cap(self._vocabulary.logits(self._final_norm(hidden)))
+        return self._cap(self._vocabulary.logits(self._normed(hidden).to(self._vocabulary.dtype)))
 
     @property
     def is_exact(self) -> bool:
@@ -41,7 +43,7 @@ class OutputHead:
         norm = self._vocabulary.largest_row_norm
         if norm is None:
             return None
-        exact = self._final_norm.exact(hidden)
+        exact = self._normed(hidden)
         rounding = (exact - exact.to(self._vocabulary.dtype)).norm(dim=-1)
         summing = exact.norm(dim=-1).mul_(2 * exact.shape[-1] * 2.0**-24)
         margins: Tensor = (rounding + summing) * (2 * norm)
@@ -52,16 +54,24 @@ class OutputHead:
 
         After ``logits`` of the same rows, as often as needed.
         """
-        normed = self._final_norm.exact(hidden)
-        return self._cap(self._vocabulary.exact_logits(normed, token_ids))
+        return self._cap(self._vocabulary.exact_logits(self._normed(hidden), token_ids))
 
     def finish_rows(self) -> None:
-        """No call of ``exact_logits`` follows for the rows of the last ``logits``."""
+        """No question follows about the rows of the last ``logits``."""
+        self._rows = None
         self._vocabulary.finish_rows()
 
     def follow_rows(self, hidden: Tensor) -> None:
         """What ranks other than 0 do while rank 0 goes from ``logits`` to ``finish_rows``."""
-        self._vocabulary.follow_rows(self._final_norm(hidden), self._final_norm.exact(hidden))
+        normed = self._normed(hidden)
+        self._vocabulary.follow_rows(normed.to(self._vocabulary.dtype), normed)
+        self._rows = None
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        """In float32; computed once for all questions about the same rows."""
+        if self._rows is None or self._rows[0] is not hidden:
+            self._rows = hidden, self._final_norm.exact(hidden)
+        return self._rows[1]
 
     def _cap(self, logits: Tensor) -> Tensor:
         cap = self.config.final_logit_softcap

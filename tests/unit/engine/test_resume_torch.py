@@ -45,6 +45,7 @@ def start(checkpoint: Path) -> Engine:
         block_size_tokens=BLOCK_SIZE,
         kv_cache_bytes=1 << 20,
         max_num_batched_tokens=7,
+        min_prefill_chunk_tokens=7,
         debug_poison_freed_blocks=True,
     )
     loaded = create_runner(EngineSpec(model="tiny", checkpoint=checkpoint, config=config))
