@@ -22,6 +22,7 @@ OPERATORS: tuple[Operator, ...] = (
 MAX_STEPS = 1000
 """Of one recording."""
 MAX_TIMEOUT_S = 120.0
+_NAME_WIDTH = 40
 DEFAULT_TIMEOUT_S = 30.0
 
 
@@ -94,7 +95,7 @@ def render_profile(summary: ProfileSummary) -> str:
     tokens = f"{prefill} prefill tokens and {decodes} decodes"
     lines = [
         f"{summary.num_steps_in_operators} steps, {summary.step_ms:.2f} ms each, with {tokens}",
-        f"{'operator':<24}{'ms/step':>10}{'share':>8}",
+        f"{'operator':<{_NAME_WIDTH}}{'ms/step':>10}{'share':>8}",
     ]
     for line in summary.operators:
         lines.append(_row(line, line.name))
@@ -108,4 +109,4 @@ def render_profile(summary: ProfileSummary) -> str:
 
 
 def _row(line: ProfileLine, name: str) -> str:
-    return f"{name[:23]:<24}{line.ms:>10.3f}{line.share:>8.1%}"
+    return f"{name[: _NAME_WIDTH - 1]:<{_NAME_WIDTH}}{line.ms:>10.3f}{line.share:>8.1%}"

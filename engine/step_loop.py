@@ -22,6 +22,8 @@ from wire.pipe import SyncPipe
 
 IDLE_POLL_S = 1.0
 """An idle loop shows this often that it lives."""
+RECORDING_POLL_S = 0.02
+"""It looks this often whether the time for a recording is over."""
 MAX_FAILED_STEPS = 5
 """One after the other: then it is not the requests. An engine that fails at once looks idle to
 routers and would draw ever more requests, so it ends."""
@@ -86,7 +88,8 @@ class StepLoop:
         is_idle = not (self._engine.has_work or self._is_auditing)
         if is_idle:
             self._garbage.collect_idle()
-        for frame in self._pipe.poll(IDLE_POLL_S if is_idle else 0.0):
+        longest_s = IDLE_POLL_S if self._profiler.is_idle else RECORDING_POLL_S
+        for frame in self._pipe.poll(longest_s if is_idle else 0.0):
             self._apply(self._decode_command(frame))
         if self._engine.has_work or self._refused or self._profiler.is_ready():
             self._profiler.begin_step()

@@ -1,6 +1,7 @@
 """What gateways and a front say to each other, with a real step loop's process behind it."""
 
 import asyncio
+import gzip
 import json
 import tempfile
 import time
@@ -21,9 +22,11 @@ from engine.messages import (
     GatewayMessage,
     GetSnapshot,
     Query,
+    Reply,
     ReturnCredits,
     Submit,
 )
+from engine.profile import Profile, ProfileAnswer, ProfileOrder, ProfileRefused
 from tests.integration.paced_front import (
     FOREVER,
     PACED,
@@ -334,3 +337,57 @@ async def test_a_real_model_answers_through_the_front() -> None:
         tokens, last = await gateway.answer("r")
         assert "Paris" in tokenizer.decode(tokens)
         assert last.finish_reason is FinishReason.STOP
+
+
+def profile_query(query_id: int, num_steps: int, timeout_s: float) -> Query:
+    order = msgspec.json.encode(ProfileOrder(num_steps, timeout_s))
+    return Query(query_id, "profile", order.decode())
+
+
+def answer_in(reply: Reply) -> Profile | ProfileRefused:
+    return msgspec.msgpack.decode(reply.payload or b"", type=ProfileAnswer)
+
+
+async def test_a_gateway_records_steps_and_another_one_is_refused_meanwhile(
+    checkpoint: Path, unix_dir: Path
+) -> None:
+    async with (
+        running(checkpoint, unix_dir) as (_, endpoint),
+        gateway_at(endpoint) as gateway,
+        gateway_at(endpoint) as other,
+    ):
+        await gateway.submit("r", FOREVER)
+        await gateway.started("r")
+        gateway.send(profile_query(1, num_steps=50, timeout_s=20))
+        await asyncio.sleep(0.05)
+        other.send(profile_query(1, num_steps=50, timeout_s=20))
+        await other.until(lambda: bool(other.replies))
+        await gateway.until(lambda: bool(gateway.replies))
+        [refused], [reply] = other.replies, gateway.replies
+        assert answer_in(refused) == ProfileRefused()
+        profile = answer_in(reply)
+        assert isinstance(profile, Profile)
+        assert profile.summary.num_steps == 50
+        assert profile.summary.num_decodes == 1.0
+        assert profile.summary.step_ms > 4.0  # as long as the paced runner sleeps
+        assert profile.trace is not None
+        events = json.loads(gzip.decompress(profile.trace))["traceEvents"]
+        assert sum(event["name"].startswith("step ") for event in events) == 50
+
+
+async def test_a_recording_of_an_idle_engine_ends_in_time(checkpoint: Path, unix_dir: Path) -> None:
+    async with running(checkpoint, unix_dir) as (_, endpoint), gateway_at(endpoint) as gateway:
+        gateway.send(profile_query(1, num_steps=5, timeout_s=0.2))
+        await gateway.until(lambda: bool(gateway.replies))
+        profile = answer_in(gateway.replies[0])
+        assert isinstance(profile, Profile)
+        assert profile.summary.num_steps == 0
+        assert "only 0 of 5 steps" in profile.summary.notes[0]
+
+
+async def test_an_order_out_of_bounds_closes_the_connection(
+    checkpoint: Path, unix_dir: Path
+) -> None:
+    async with running(checkpoint, unix_dir) as (_, endpoint), gateway_at(endpoint) as gateway:
+        gateway.send(profile_query(1, num_steps=10**6, timeout_s=1))
+        assert await gateway.reason_of_end()

@@ -23,7 +23,15 @@ from engine.messages import (
     TokenDelta,
 )
 from engine.paced_runner import PacedRunner
-from engine.rank_messages import FromGateway, GatewayGone, RankCommand, RankEvent, StepReport
+from engine.profile import ProfileOrder
+from engine.rank_messages import (
+    FromGateway,
+    GatewayGone,
+    RankCommand,
+    RankEvent,
+    Record,
+    StepReport,
+)
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 from engine.step_loop import IDLE_POLL_S, MAX_FAILED_STEPS, StepLoop
 from wire.errors import ConnectionClosed
@@ -281,3 +289,32 @@ def test_reports_the_pauses_between_steps(bench: Bench) -> None:
         gc.enable()
     assert stats.num_gc_pauses == 1
     assert 0 < stats.gc_pause_s == stats.longest_gc_pause_s
+
+
+def turn_until_profile(bench: Bench) -> StepReport:
+    for _ in range(1000):
+        bench.loop.turn()
+        for frame in bench.front.poll(0):
+            report = msgspec.msgpack.decode(frame, type=RankEvent)
+            if isinstance(report, StepReport) and report.profile is not None:
+                return report
+    raise AssertionError("no profile came")
+
+
+def test_steps_are_recorded_when_the_front_asks(bench: Bench) -> None:
+    bench.say(1, submit("r", max_tokens=400))
+    bench.turn()
+    for num_steps in (3, 2):
+        bench.send(Record(ProfileOrder(num_steps, 60.0)))
+        profile = turn_until_profile(bench).profile
+        assert profile is not None
+        assert profile.summary.num_steps == num_steps
+        assert profile.summary.num_decodes == 1.0
+
+
+def test_an_idle_loop_tells_that_no_steps_came(bench: Bench) -> None:
+    bench.send(Record(ProfileOrder(3, 0.001)))
+    bench.loop.turn()
+    profile = turn_until_profile(bench).profile
+    assert profile is not None
+    assert profile.summary.num_steps == 0
