@@ -14,7 +14,8 @@ from engine.profile_summary import PHASES
 from engine.step_recording import RecordedPart, RecordedStep, StepRecording
 from engine.trace_times import PART_LABEL, STEP_LABEL, Event
 
-_PROCESS = "headwater"
+PROCESS_ID = 99_999_999
+"""No process has it, so that our tracks lie beside those of torch, which has the real one."""
 _STEPS, _PARTS, _PHASES = 1, 2, 3
 _TRACKS = {_STEPS: "steps", _PARTS: "parts", _PHASES: "phases of the compiled step (sums)"}
 _GZIP_LEVEL = 5
@@ -49,7 +50,7 @@ def _offset_us(origin_ns: int | None, events: Sequence[Event]) -> float:
 
 
 def _own_events(steps: Sequence[RecordedStep], offset_us: float) -> Iterator[dict[str, Any]]:
-    yield _name("process_name", 0, _PROCESS)
+    yield _name("process_name", 0, "headwater")
     for track, name in _TRACKS.items():
         yield _name("thread_name", track, name)
     for number, step in enumerate(steps):
@@ -89,7 +90,7 @@ def _slice(
         "ph": "X",
         "cat": "headwater",
         "name": name,
-        "pid": _PROCESS,
+        "pid": PROCESS_ID,
         "tid": track,
         "ts": started_ns / 1e3 + offset_us,
         "dur": duration_ns / 1e3,
@@ -98,4 +99,4 @@ def _slice(
 
 
 def _name(kind: str, track: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": track, "args": {"name": name}}
+    return {"ph": "M", "name": kind, "pid": PROCESS_ID, "tid": track, "args": {"name": name}}

@@ -19,8 +19,10 @@ from engine.profile import (
     ProfileSummary,
     render_profile,
 )
+from engine.profile_run import MAX_TRACED_STEPS
 from engine.profile_summary import PHASES, summarize
-from engine.profiling import MAX_TRACED_STEPS, StepProfiler
+from engine.profile_trace import PROCESS_ID
+from engine.profiling import StepProfiler
 from engine.step_probe import StepProbe
 from engine.step_recording import RecordedPart, RecordedStep, StepRecording
 from engine.trace_times import device_times, host_times
@@ -275,7 +277,7 @@ def test_a_trace_that_is_too_large_loses_torchs_operators_first() -> None:
     noise = [slice_(f"aten::op{index**5}", index, 1) for index in range(3000)]
     content = msgspec.json.encode({"traceEvents": noise})
     large = Bench(FakeTracer(content), max_trace_bytes=5000).record(2)
-    assert {event["pid"] for event in events_of(large)} == {"headwater"}
+    assert {event["pid"] for event in events_of(large)} == {PROCESS_ID}
     assert "with torch's operators has" in large.summary.notes[-1]
     nothing = Bench(FakeTracer(content), max_trace_bytes=50).record(2)
     assert nothing.trace is None
