@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 from app.requests import answer_schemas as answers
 from app.requests.chat_request import ChatRequest
 from app.requests.completion_request import CompletionRequest
+from app.requests.profile_request import ProfileRequest
 from app.requests.tokenize_request import DetokenizeRequest, TokenizeRequest
 from app.version import package_version
 
@@ -24,6 +25,7 @@ _REQUESTS: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    ProfileRequest,
 )
 _ANSWERS: tuple[type[BaseModel], ...] = (
     answers.ChatCompletion,
@@ -49,7 +51,10 @@ _ERRORS = {
     "503": "No capacity now, or the model is still loading; `retry-after` says when to try again.",
     "504": "A time limit of the server ran out.",
 }
-_ADMIN_ERRORS = {"403": "The API key is known, but it is no admin's."}
+_ADMIN_ERRORS = {
+    "403": "The API key is known, but it is no admin's.",
+    "409": "The engine is recording for somebody else.",
+}
 _EVERYWHERE = ("401", "405", "431", "500")
 
 
@@ -104,6 +109,14 @@ def _paths() -> Json:
                 *("400", "403", "404"),
             ),
         },
+        "/debug/profile": {
+            "post": _post(
+                "Record an engine's next steps: time per operator, and a Chrome trace",
+                ProfileRequest,
+                _plain_json("object"),
+                *("403", "409"),
+            )
+        },
         "/openapi.json": {"get": _get("This document", _json(answers.OpenApiDocument))},
         "/v1/models": {"get": _get("The models served here", _json(answers.ModelList))},
         "/v1/models/{name}": {
@@ -136,11 +149,12 @@ def _get(summary: str, content: Json, *errors: str) -> Json:
     return {"summary": summary, "responses": {"200": answer} | _refs(*_EVERYWHERE, *errors)}
 
 
-def _post(summary: str, request: type[BaseModel], content: Json) -> Json:
+def _post(summary: str, request: type[BaseModel], content: Json, *errors: str) -> Json:
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": _json(request)},
-        "responses": {"200": {"description": summary, "content": content}} | _refs(*_ERRORS),
+        "responses": {"200": {"description": summary, "content": content}}
+        | _refs(*_ERRORS, *errors),
     }
 
 
