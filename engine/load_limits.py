@@ -82,7 +82,8 @@ class LoadLimits:
         if self._target_s is not None and self.model.confidence > 0:
             time_s = self._aim_s(self._target_s)
             most = min(most, self.max_tokens)
-        elif self._target_s is None and self._max_stretch is not None and self._is_known:
+        elif self._target_s is None and self._max_stretch is not None and self.model.seen == 1:
+            # However noisy the times are: whole chunks would be worse than any estimate.
             stretch = 1 + num_prompts * (self._max_stretch - 1)
             time_s = stretch * self.model.predict(decodes)
         else:

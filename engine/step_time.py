@@ -95,8 +95,12 @@ class StepTimeModel:
     @property
     def confidence(self) -> float:
         """From 0, nothing is known, to 1."""
-        seen = min(1.0, self._num_prefills / _MIN_PREFILLS, self._num_decodes / _MIN_DECODES)
-        return seen / (1.0 + self.error)
+        return self.seen / (1.0 + self.error)
+
+    @property
+    def seen(self) -> float:
+        """From 0 to 1, when there were enough steps of both kinds to learn from."""
+        return min(1.0, self._num_prefills / _MIN_PREFILLS, self._num_decodes / _MIN_DECODES)
 
     def record(self, work: StepWork, time_s: float) -> None:
         """Take in a step that took ``time_s``; one of less than a microsecond says
