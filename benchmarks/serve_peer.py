@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict
@@ -21,14 +21,14 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from app.client import DeltaSink, EngineListener
+from app.client import QUERY_TIMEOUT_S, DeltaSink, EngineListener
 from app.config import GatewayConfig, ModelRoute
 from app.gateway import Gateway
 from app.membership import EngineAddress, PrepareCard
 from app.server import create_asgi_app
 from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine
-from engine.messages import EngineRequest, FinishReason, LoadView, ModelCard, TokenDelta
+from engine.messages import EngineRequest, FinishReason, LoadView, ModelCard, QueryKind, TokenDelta
 from engine.model_card import make_model_card
 from engine.rank_messages import Ready
 from engine.runner import create_runner
@@ -182,7 +182,9 @@ class HandleClient:
     def request_snapshot(self) -> None:
         """There is no index."""
 
-    async def query(self, kind: Literal["steps", "request"], argument: str) -> bytes | None:
+    async def query(
+        self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> bytes | None:
         return None
 
     async def close(self) -> None:
