@@ -6,6 +6,7 @@ for an address to be looked up first.
 
 import math
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     memory = mmap.mmap(
         -1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     )
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a kernel without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     begin = -whole.data_ptr() % _HUGE_PAGE_BYTES
     return whole[begin : begin + num_bytes].view(dtype).view(shape)

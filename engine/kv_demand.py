@@ -15,7 +15,7 @@ from engine.waiting_queue import BY_ORDER
 
 
 class KvDemand(Protocol):
-    """One way to look ahead. Owner: admission control."""
+    """One way to look ahead. The scheduler tells it what happens, admission control asks."""
 
     def fits(
         self, running: OrderedSequences[Sequence], candidate: Sequence, num_new_blocks: int

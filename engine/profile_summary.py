@@ -18,7 +18,6 @@ PHASES: Mapping[str, Operator] = {
     "mlp": "matmul",
     "down": "matmul",
     "head": "matmul",
-    "wait": "other",
 }
 """Of the compiled step (`engine.native.library.PhaseTimes`), in the order of a layer."""
 _DEVICE_NOTE = "host is the time in which no kernel ran"

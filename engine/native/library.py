@@ -98,7 +98,6 @@ class Step(ctypes.Structure):
         ("num_tokens", c_int32),
         ("num_seqs", c_int32),
         ("block_size", c_int32),
-        ("num_rotaries", c_int32),
         ("starts", c_void_p),
         ("num_new", c_void_p),
         ("cos", c_void_p),
@@ -124,7 +123,6 @@ class PhaseTimes(ctypes.Structure):
             "mlp",
             "down",
             "head",
-            "wait",
         )
     ]
 

@@ -42,7 +42,6 @@ class StepInputs:
         self._kv_addresses = (ctypes.c_void_p * len(kv_layers))(*addresses)
         self._max_tokens = 0
         self.step = library.Step(
-            num_rotaries=len(rotaries),
             starts=self._starts.ctypes.data,
             num_new=self._num_new.ctypes.data,
             groups=self._groups,

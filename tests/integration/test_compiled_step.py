@@ -70,6 +70,15 @@ CASES = {
         },
     ),
     "wide heads": Case("llama", {"head_dim": 64, "hidden_size": 132, "intermediate_size": 98}),
+    "many heads of one": Case(
+        "llama",
+        {
+            "hidden_size": 200,
+            "num_attention_heads": 100,
+            "num_key_value_heads": 1,
+            "head_dim": 4,
+        },
+    ),
     "narrow heads": Case("llama", {"head_dim": 10}),
     "linear": Case("llama", rope("linear", factor=2.0)),
     "dynamic": Case("llama", rope("dynamic", factor=2.0) | {"max_position_embeddings": 32}),
@@ -85,12 +94,14 @@ CASES = {
         ),
     ),
 }
-WHOLE = [[Chunk(0, 0, 70), Chunk(1, 0, LENGTH), Chunk(2, 0, 1)]]
+LENS = (70, LENGTH, 2, 21, 34, 65, 66, 67)
+WHOLE = [[Chunk(index, 0, length) for index, length in enumerate(LENS)]]
 PARTS = [
     [Chunk(2, 0, 1), Chunk(0, 0, 3), Chunk(1, 0, 64)],
-    [Chunk(0, 3, 66)],
-    [Chunk(0, 69, 1), Chunk(1, 64, 85)],
-    [Chunk(1, 149, 1)],
+    [Chunk(0, 3, 66), *(Chunk(index, 0, LENS[index] - 1) for index in range(3, len(LENS)))],
+    [Chunk(1, 64, 85)],
+    # Decodes alone: each takes all heads at once.
+    [Chunk(index, length - 1, 1) for index, length in enumerate(LENS)],
 ]
 
 
@@ -118,7 +129,7 @@ def make_checkpoint(folder: Path, case: Case, dtype: torch.dtype = torch.bfloat1
 
 def random_tokens() -> Tensor:
     generator = torch.Generator().manual_seed(3)
-    return torch.randint(3, VOCAB_SIZE, (3, LENGTH), generator=generator)
+    return torch.randint(3, VOCAB_SIZE, (len(LENS), LENGTH), generator=generator)
 
 
 def native_steps(

@@ -42,8 +42,8 @@ inline void add_normed(const float* y, const float* weight, int64_t size, float 
 
 // Norms (unless `weight` is null) and turns one head in float32: from `head` to `out`, which may be
 // the same. `cos` and `sin` are [dim / 2].
-inline void turn_head(const bf16* head, const float* weight, float eps, const float* cos,
-                      const float* sin, int dim, float* buffer, bf16* out) {
+inline void norm_and_rotate(const bf16* head, const float* weight, float eps, const float* cos,
+                            const float* sin, int dim, float* buffer, bf16* out) {
     for (int i = 0; i < dim; i += 16) {
         const __mmask16 mask = lanes(dim - i);
         _mm512_mask_storeu_ps(buffer + i, mask, widen(_mm256_maskz_loadu_epi16(mask, head + i)));

@@ -58,8 +58,7 @@ struct Group {
 
 struct Step {
     int32_t num_tokens, num_seqs;
-    int32_t block_size;  // tokens
-    int32_t num_rotaries;
+    int32_t block_size;      // tokens
     const int64_t* starts;   // [num_seqs] position of the first new token
     const int64_t* num_new;  // [num_seqs] new tokens, sequence after sequence
     const float* cos;        // [num_rotaries][num_tokens][head_dim / 2]
@@ -72,7 +71,7 @@ struct Step {
 
 // Nanoseconds that the calling thread spent in each part, added up over calls.
 struct PhaseTimes {
-    int64_t norm, qkv, rotate, attention, output, mlp, down, head, wait;
+    int64_t norm, qkv, rotate, attention, output, mlp, down, head;
 };
 
 // Bytes that `Step::scratch` needs.

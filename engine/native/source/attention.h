@@ -4,12 +4,11 @@
 // then all queries of the tile that share the KV head multiply with them: scores, a softmax that
 // goes along (arXiv:1805.02867), and the sum of values.
 #pragma once
-#include <cmath>
-
 #include "api.h"
+#include "kv_panels.h"
 #include "matmul.h"
+#include "online_softmax.h"
 
-constexpr int KEYS = 64;       // tokens of one block of scores
 constexpr int TILE_ROWS = 96;  // queries x heads of one tile, at most (one query if it has more)
 
 // Queries [first, first + count) of one sequence, whose new tokens begin with `token`.
@@ -44,8 +43,6 @@ struct AttentionScratch {
         totals = take<float>(memory, round_up(int64_t(rows) * 4));
     }
 
-    static int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
     int rows, dim;
     bf16 *queries, *keys, *values, *weights;
     float *scores, *sums, *maxima, *totals;  // scores and sums: [panel][rows][PANEL]
@@ -58,124 +55,6 @@ struct AttentionScratch {
         return place;
     }
 };
-
-// Rows [16] of 16 pairs each to pairs of 16 rows.
-inline void transpose_pairs(__m512i rows[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 8; ++i) {
-        t[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        rows[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        rows[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        rows[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        rows[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        t[i] = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0x88);
-        t[4 + i] = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0xdd);
-        t[8 + i] = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0x88);
-        t[12 + i] = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-        rows[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-        rows[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-        rows[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-        rows[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-    }
-}
-
-// keys[token], for tokens in [skipped, num_keys), to panels [KEYS / PANEL][dim / 2][PANEL][2];
-// zeros for other tokens.
-inline void pack_keys(const bf16* const* keys, int skipped, int num_keys, int dim, bf16* panels) {
-    const int num_pairs = dim / 2;
-    for (int group = 0; group < (num_keys + 15) / 16; ++group) {
-        int32_t* panel = reinterpret_cast<int32_t*>(panels) +
-                         int64_t(group / 2) * num_pairs * PANEL + group % 2 * 16;
-        for (int first = 0; first < num_pairs; first += 16) {
-            const int count = std::min(16, num_pairs - first);
-            __m512i rows[16];
-            for (int i = 0; i < 16; ++i) {
-                const int token = group * 16 + i;
-                rows[i] = token >= skipped && token < num_keys
-                              ? _mm512_maskz_loadu_epi32(lanes(count), keys[token] + 2 * first)
-                              : _mm512_setzero_si512();
-            }
-            transpose_pairs(rows);
-            for (int i = 0; i < count; ++i)
-                _mm512_storeu_si512(panel + int64_t(first + i) * PANEL, rows[i]);
-        }
-    }
-}
-
-// values[token] likewise, to panels [dim / PANEL][num_pairs][PANEL][2] of pairs of tokens.
-inline void pack_values(const bf16* const* values, int skipped, int num_keys, int dim,
-                        bf16* panels) {
-    alignas(64) static const uint16_t LOW[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
-                                                 37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
-                                                 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i low = _mm512_load_si512(LOW);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    const int num_pairs = (num_keys + 1) / 2;
-    for (int column = 0; column < dim; column += PANEL) {
-        const int width = std::min(PANEL, dim - column);
-        const __mmask32 mask = width == 32 ? 0xffffffffu : (1u << width) - 1;
-        bf16* panel = panels + int64_t(column / PANEL) * num_pairs * 2 * PANEL;
-        for (int pair = 0; pair < num_pairs; ++pair) {
-            __m512i v[2];
-            for (int i = 0; i < 2; ++i) {
-                const int token = 2 * pair + i;
-                v[i] = token >= skipped && token < num_keys
-                           ? _mm512_maskz_loadu_epi16(mask, values[token] + column)
-                           : _mm512_setzero_si512();
-            }
-            bf16* place = panel + pair * 2 * PANEL;
-            _mm512_storeu_si512(place, _mm512_permutex2var_epi16(v[0], low, v[1]));
-            _mm512_storeu_si512(place + PANEL, _mm512_permutex2var_epi16(v[0], high, v[1]));
-        }
-    }
-}
-
-// Scores of one row, [begin, end) of them visible: the highest, and that of `maximum`.
-inline float raise_maximum(const float* left, const float* right, int begin, int end, float maximum,
-                           __m512 scores[4]) {
-    for (int i = 0; i < 4; ++i) scores[i] = _mm512_loadu_ps((i < 2 ? left : right) + i % 2 * 16);
-    if (begin > 0 || end < KEYS) {
-        const uint64_t until = end >= KEYS ? ~uint64_t(0) : (uint64_t(1) << std::max(0, end)) - 1;
-        const uint64_t visible = begin >= KEYS ? 0 : until & (~uint64_t(0) << begin);
-        for (int i = 0; i < 4; ++i)
-            scores[i] = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), __mmask16(visible >> 16 * i),
-                                           scores[i]);
-    }
-    const __m512 top =
-        _mm512_max_ps(_mm512_max_ps(scores[0], scores[1]), _mm512_max_ps(scores[2], scores[3]));
-    return std::max(maximum, _mm512_reduce_max_ps(top));
-}
-
-// One row of scores to weights relative to a running maximum (of scores as they come; `scale` turns
-// them into exponents of 2). Returns the factor for what was summed before.
-inline float soften(const float* left, const float* right, int begin, int end, float scale,
-                    float& maximum, float& total, bf16* weights) {
-    __m512 scores[4];
-    const float highest = raise_maximum(left, right, begin, end, maximum, scores);
-    if (highest == -INFINITY) {  // nothing visible so far
-        for (int i = 0; i < 4; ++i)
-            _mm256_storeu_si256((__m256i*)(weights + 16 * i), _mm256_setzero_si256());
-        return 1.0f;
-    }
-    const __m512 base = _mm512_set1_ps(highest * scale), factor = _mm512_set1_ps(scale);
-    __m512 sum = _mm512_setzero_ps();
-    for (int i = 0; i < 4; ++i) {
-        const __m512 p = exp2_512(_mm512_fmsub_ps(scores[i], factor, base));
-        sum = _mm512_add_ps(sum, p);
-        store_bf16(weights + 16 * i, p);
-    }
-    const float before = maximum == highest ? 1.0f : std::exp2((maximum - highest) * scale);
-    maximum = highest;
-    total = total * before + _mm512_reduce_add_ps(sum);
-    return before;
-}
 
 // Where keys of positions [begin, begin + count) lie in the pool of one KV head.
 inline void find_keys(const Step& step, const Group& group, int64_t sequence, const bf16* pool,
@@ -252,14 +131,14 @@ class TileAttention {
             find(then.tile.sequence, then.first_head, then_key, num_coming, coming);
             coming_ = coming;
             num_coming_ = num_coming;
-            // Rows hold all heads: whoever begins with the first one asks for them.
-            const bool is_asking = now.first_head == 0 || (is_last && next.first_head == 0);
-            num_asked_bytes_ = is_asking ? 0 : num_coming * row_size_ * 2;
+            // Rows hold all heads: whoever begins with the first one prefetches them.
+            const bool is_prefetching = now.first_head == 0 || (is_last && next.first_head == 0);
+            num_prefetched_bytes_ = is_prefetching ? 0 : num_coming * row_size_ * 2;
             for (int head = 0; head < now.num_heads; ++head) {
                 for (int i = 0; i < count; ++i) own[i] = places[i] + head * dim_;
                 attend_keys(head, key, key == begin, own, key == begin ? skipped : 0, count);
             }
-            ask_rest();
+            prefetch_rest();
             std::copy(coming, coming + num_coming, places);
             count = num_coming;
         }
@@ -290,16 +169,16 @@ class TileAttention {
             multiply_panel(scratch_.queries + offset * dim_, dim_, num_rows_,
                            scratch_.keys + int64_t(panel) * dim_ * PANEL, dim_ / 2,
                            scratch_.scores + int64_t(panel) * num_rows_ * PANEL, true,
-                           ask_ahead(dim_ / 2));
+                           next_prefetch(dim_ / 2));
         for (int row = 0; row < num_rows_; ++row) {
             const int64_t position = first_ + row / num_shared_;
             const int64_t seen = group_.window ? position + 1 - group_.window - key : 0;
             const float* scores = scratch_.scores + row * PANEL;
-            const float factor =
-                soften(scores, scores + int64_t(num_rows_) * PANEL, int(std::max<int64_t>(0, seen)),
-                       int(std::min<int64_t>(count, position + 1 - key)), scale_,
-                       scratch_.maxima[offset + row], scratch_.totals[offset + row],
-                       scratch_.weights + row * KEYS);
+            const float factor = softmax_row(
+                scores, scores + int64_t(num_rows_) * PANEL, int(std::max<int64_t>(0, seen)),
+                int(std::min<int64_t>(count, position + 1 - key)), scale_,
+                scratch_.maxima[offset + row], scratch_.totals[offset + row],
+                scratch_.weights + row * KEYS);
             if (factor != 1.0f && !is_first) scale_row(sums + row * PANEL, factor);
         }
         for (int i = 0; i < count; ++i) places[i] += value_offset_;
@@ -308,22 +187,23 @@ class TileAttention {
             multiply_panel(scratch_.weights, KEYS, num_rows_,
                            scratch_.values + int64_t(panel) * num_pairs * 2 * PANEL, num_pairs,
                            sums + int64_t(panel) * num_rows_ * PANEL, is_first,
-                           ask_ahead(num_pairs));
+                           next_prefetch(num_pairs));
     }
 
-    // What a product of `num_pairs` steps asks for: as much of the coming rows as it reads itself.
-    const bf16* ask_ahead(int num_pairs) {
-        const int64_t row_bytes = row_size_ * 2, token = num_asked_bytes_ / row_bytes;
+    // What a product of `num_pairs` steps prefetches: as much of the coming rows as it reads
+    // itself.
+    const bf16* next_prefetch(int num_pairs) {
+        const int64_t row_bytes = row_size_ * 2, token = num_prefetched_bytes_ / row_bytes;
         if (token >= num_coming_) return nullptr;
-        const bf16* data = coming_[token] + num_asked_bytes_ % row_bytes / 2;
-        num_asked_bytes_ += int64_t(num_pairs) * PANEL * 4;
+        const bf16* data = coming_[token] + num_prefetched_bytes_ % row_bytes / 2;
+        num_prefetched_bytes_ += int64_t(num_pairs) * PANEL * 4;
         return data;
     }
 
     // Few keys, as at the end of a context, read less than what comes next.
-    void ask_rest() const {
+    void prefetch_rest() const {
         const int64_t row_bytes = row_size_ * 2, end = num_coming_ * row_bytes;
-        for (int64_t byte = num_asked_bytes_; byte < end; byte += 64) {
+        for (int64_t byte = num_prefetched_bytes_; byte < end; byte += 64) {
             const char* row = reinterpret_cast<const char*>(coming_[byte / row_bytes]);
             _mm_prefetch(row + byte % row_bytes, _MM_HINT_T0);
         }
@@ -360,7 +240,7 @@ class TileAttention {
     const int64_t row_size_, value_offset_;
     const bf16* const* coming_ = nullptr;  // rows of the next keys
     int num_coming_ = 0;
-    int64_t num_asked_bytes_ = 0;  // of them
-    int num_rows_ = 0;             // of one KV head
-    int64_t first_ = 0;            // position of the first query
+    int64_t num_prefetched_bytes_ = 0;  // of them
+    int num_rows_ = 0;                  // of one KV head
+    int64_t first_ = 0;                 // position of the first query
 };

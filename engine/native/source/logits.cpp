@@ -3,29 +3,21 @@
 #include "linear.h"
 #include "team.h"
 
-namespace {
-
-constexpr int64_t ROW_GRAIN = 8;
-
-int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-}  // namespace
-
 extern "C" {
 
 int64_t logits_scratch_bytes(const Linear* head, int32_t num_rows) {
     const int64_t per_thread =
-        CHUNK_ROWS * PANEL * 4 + aligned(int64_t(head->in_features) * PANEL * 2);
-    return aligned(int64_t(num_rows) * head->in_features * 2) + per_thread * omp_get_max_threads();
+        CHUNK_ROWS * PANEL * 4 + round_up(int64_t(head->in_features) * PANEL * 2);
+    return round_up(int64_t(num_rows) * head->in_features * 2) + per_thread * omp_get_max_threads();
 }
 
 void compute_logits(const Linear* head, const float* rows, int32_t num_rows, float* logits,
                     void* scratch, PhaseTimes* times) {
     const int64_t in_size = head->in_features, out_size = head->out_features;
     bf16* rounded = static_cast<bf16*>(scratch);
-    char* own = static_cast<char*>(scratch) + aligned(num_rows * in_size * 2);
+    char* own = static_cast<char*>(scratch) + round_up(num_rows * in_size * 2);
     const int64_t sums_bytes = CHUNK_ROWS * PANEL * 4;
-    const int64_t per_thread = sums_bytes + aligned(in_size * PANEL * 2);
+    const int64_t per_thread = sums_bytes + round_up(in_size * PANEL * 2);
     run_team([&](Member& member) {
         Stopwatch watch(member.thread == 0);
         char* mine = own + per_thread * member.thread;

@@ -277,7 +277,7 @@ int32_t find_near(const float* row, int64_t vocab_size, float margin, int32_t ma
     if (std::isfinite(largest)) {
         for (float bound = largest - margin;; margin /= 2, bound = largest - margin) {
             num_found = collect_ids(row, vocab_size, bound, block_largest, max_found, ids);
-            if (num_found <= max_found || bound == largest) break;
+            if (num_found <= max_found || bound == largest || !std::isfinite(margin)) break;
         }
     }
     num_found = std::min(num_found, max_found);

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdint>
 
+constexpr int64_t ROW_GRAIN = 8;  // rows of cheap work that go to one thread at a time
+
 class Team {
   public:
     int size = 1;

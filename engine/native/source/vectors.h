@@ -6,6 +6,9 @@
 
 using bf16 = uint16_t;
 
+// Bytes up to the next cache line.
+inline int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 inline float to_float(bf16 value) {
     uint32_t bits = uint32_t(value) << 16;
     float result;

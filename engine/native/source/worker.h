@@ -7,8 +7,6 @@
 #include "team.h"
 #include "workspace.h"
 
-constexpr int64_t ROW_GRAIN = 8;  // rows of cheap work that go to one thread at a time
-
 class Worker {
   public:
     Worker(const Model& model, const Step& step, const Workspace& workspace, Member& member,
@@ -62,7 +60,7 @@ class Worker {
         const int64_t output_stride = int64_t(model_.num_heads) * model_.head_dim;
         const bf16* pool = static_cast<const bf16*>(step_.kv_layers[index]);
         // Single queries take all heads at once: then their context is read from end to end.
-        const bool is_decode = step_.num_tokens == step_.num_seqs;
+        const bool is_decode = num_tiles_ == step_.num_tokens;
         const int64_t num_heads =
             is_decode && num_tiles_ >= 2 * member_.team.size ? model_.num_kv_heads : 1;
         const int64_t num_parts = model_.num_kv_heads / num_heads;
@@ -147,13 +145,13 @@ class Worker {
             const float *cos = step_.cos + angles, *sin = step_.sin + angles;
             bf16* heads = space_.heads + token * stride;
             for (int head = 0; head < num_heads; ++head)
-                turn_head(heads + head * dim, layer.query_norm, model_.norm_eps, cos, sin, dim,
-                          head_, heads + head * dim);
+                norm_and_rotate(heads + head * dim, layer.query_norm, model_.norm_eps, cos, sin,
+                                dim, head_, heads + head * dim);
             const bf16* keys = heads + num_heads * dim;
             bf16* row = pool + rows[token] * 2 * num_kv_heads * dim;
             for (int head = 0; head < num_kv_heads; ++head)
-                turn_head(keys + head * dim, layer.key_norm, model_.norm_eps, cos, sin, dim, head_,
-                          row + head * dim);
+                norm_and_rotate(keys + head * dim, layer.key_norm, model_.norm_eps, cos, sin, dim,
+                                head_, row + head * dim);
             const bf16* values = keys + num_kv_heads * dim;
             std::copy(values, values + num_kv_heads * dim, row + num_kv_heads * dim);
         });

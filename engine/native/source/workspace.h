@@ -25,9 +25,8 @@ class Workspace {
         tiles = take<Tile>(tokens * sizeof(Tile));
         const int64_t widest = std::max(
             {model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim});
-        unpacked_bytes_ = AttentionScratch::round_up(widest * PANEL * 2);
-        private_bytes_ =
-            SUMS_BYTES + unpacked_bytes_ + AttentionScratch::round_up(dim * 4) + attention.bytes();
+        unpacked_bytes_ = round_up(widest * PANEL * 2);
+        private_bytes_ = SUMS_BYTES + unpacked_bytes_ + round_up(dim * 4) + attention.bytes();
         private_ = take<char>(private_bytes_ * num_threads);
     }
 
@@ -57,7 +56,7 @@ class Workspace {
     template <class T>
     T* take(int64_t bytes) {
         T* place = reinterpret_cast<T*>(at_);
-        at_ += AttentionScratch::round_up(bytes);
+        at_ += round_up(bytes);
         return place;
     }
 
