@@ -3,16 +3,19 @@
     <cache>/step-<key>-<compiler>.so    the library, then the sha256 of all before it
     <cache>/lock                        held by the process that compiles
 
-``key`` is of sources, flags, processor and torch's version. A folder that was copied from a node
-of the same kind serves here, too, even where there is no compiler. What fails its hash, or can't be
-loaded, is removed and made anew.
+``key`` is of sources, flags, processor, torch's version and its OpenMP library. A folder that was
+copied from a node of the same kind serves here, too, even where there is no compiler. What fails
+its hash, can't be loaded, or could have been written by another user, is removed and made anew; a
+folder that another user could write to is not used.
 """
 
 import hashlib
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import CompiledStepUnavailable
@@ -33,12 +36,14 @@ COMPILE_LIMIT_S = 60.0
 _NEW = ".new-"
 _DIGEST_BYTES = 32
 _KEY_CHARS = 20
+_ROOT_UID = 0
 
 
-def library_key(processor: Processor, torch_version: str) -> str:
+def library_key(processor: Processor, torch_version: str, openmp: Path | None) -> str:
     """Of everything but the compiler that makes a library another one."""
     digest = hashlib.sha256()
-    for text in (*FLAGS, *sorted(processor.flags), torch_version):
+    linked = "" if openmp is None else openmp.name
+    for text in (*FLAGS, *sorted(processor.flags), torch_version, linked):
         digest.update(f"{text}\n".encode())
     for path in source_files():
         digest.update(path.name.encode() + b"\n" + path.read_bytes())
@@ -48,6 +53,20 @@ def library_key(processor: Processor, torch_version: str) -> str:
 def find_libraries(cache: Path, key: str) -> list[Path]:
     """Those in the cache, whichever compiler made them."""
     return sorted(cache.glob(f"step-{key}-*.so"))
+
+
+def reason_to_distrust(path: Path, own_uid: int | None = None) -> str | None:
+    """Why another user could have made or changed ``path``, whose code would run as this one; None
+    if nobody could, or nothing is there. Raises ``OSError`` if that can't be told."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if status.st_uid not in (os.geteuid() if own_uid is None else own_uid, _ROOT_UID):
+        return f"{path} belongs to user {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} can be written by other users"
+    return None
 
 
 class LibraryCache:
@@ -62,6 +81,7 @@ class LibraryCache:
         find: Callable[[], Compiler] = find_compiler,
         load: Callable[[Path], StepLibrary] = StepLibrary,
         limit_s: float = COMPILE_LIMIT_S,
+        lock_limit_s: float = COMPILE_LIMIT_S,
     ) -> None:
         self._folder = folder
         self._key = key
@@ -69,6 +89,7 @@ class LibraryCache:
         self._find = find
         self._load = load
         self._limit_s = limit_s
+        self._lock_limit_s = lock_limit_s
 
     def open(self) -> StepLibrary:
         """Load the library, after compiling it if need be.
@@ -91,8 +112,17 @@ class LibraryCache:
             return library
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with held_lock(self._folder / "lock", limit_s=self._limit_s):
-                return self._load_cached(path) or self._compile(compiler, path)
+            distrust = reason_to_distrust(self._folder)
+            if distrust is not None:
+                logger.warning("the compiled step is not kept: %s", distrust)
+                return self._compile_unkept(compiler)
+            with held_lock(self._folder / "lock", limit_s=self._lock_limit_s) as is_held:
+                library = self._load_cached(path)
+                if library is not None:
+                    return library
+                if is_held:
+                    self._remove_left_overs()
+                return self._compile(compiler, path)
         except OSError as error:
             logger.warning(
                 "the compiled step is not kept: %s can't be written (%s)", self._folder, error
@@ -100,42 +130,58 @@ class LibraryCache:
             return self._compile_unkept(compiler)
 
     def _load_cached(self, path: Path) -> StepLibrary | None:
-        """None if there is none, or none that is whole."""
+        """None if there is none, or none that is whole and from whom it may be."""
         try:
+            distrust = reason_to_distrust(self._folder)
+            problem = reason_to_distrust(path)
             content = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             logger.warning("the compiled step in %s can't be read (%s)", path, error)
             return None
+        if distrust is not None:
+            logger.warning("%s is not used: %s", path, distrust)
+            return None
         body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-        problem = "it is corrupt"
         # The linker would trust a file that is cut short, and die by SIGBUS.
-        if hashlib.sha256(body).digest() == digest:
+        if problem is None and hashlib.sha256(body).digest() != digest:
+            problem = "it is corrupt"
+        if problem is None:
             try:
                 return self._load(path)
             except CompiledStepUnavailable as error:
                 problem = str(error)
         logger.warning("%s is compiled anew: %s", path, problem)
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s can't be removed (%s)", path, error)
         return None
 
-    def _compile(self, compiler: Compiler, path: Path) -> StepLibrary:
-        for left in self._folder.glob(f"{_NEW}*"):  # by a killed process: the lock is held
+    def _remove_left_overs(self) -> None:
+        """Of killed processes, or of one that works without the lock, and can do without, too."""
+        for left in self._folder.glob(f"{_NEW}*"):
             left.unlink(missing_ok=True)
+
+    def _compile(self, compiler: Compiler, path: Path) -> StepLibrary:
         descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=_NEW, suffix=".so")
         os.close(descriptor)
         new = Path(name)
         try:
             library = self._compile_into(compiler, new)
-            new.replace(path)
+            with suppress(FileNotFoundError):  # the holder of the lock took it for a left-over
+                new.replace(path)
         finally:
             new.unlink(missing_ok=True)
         return library
 
     def _compile_unkept(self, compiler: Compiler) -> StepLibrary:
-        with tempfile.TemporaryDirectory(prefix="headwater-step-") as folder:
-            return self._compile_into(compiler, Path(folder) / "step.so")
+        try:
+            with tempfile.TemporaryDirectory(prefix="headwater-step-") as folder:
+                return self._compile_into(compiler, Path(folder) / "step.so")
+        except OSError as error:
+            raise CompiledStepUnavailable(f"there is no place to compile it ({error})") from error
 
     def _compile_into(self, compiler: Compiler, target: Path) -> StepLibrary:
         """Compiled, hashed and loaded: once mapped, the file may move or go."""
@@ -143,6 +189,7 @@ class LibraryCache:
         compile_library(compiler, target, openmp=self._openmp, limit_s=self._limit_s)
         digest = hashlib.sha256(target.read_bytes()).digest()
         with target.open("ab") as file:
+            os.fchmod(file.fileno(), 0o755)  # whatever the umask: else it would not be trusted
             file.write(digest)
             file.flush()
             os.fsync(file.fileno())

@@ -77,7 +77,9 @@ class PackedWeights:
         return int(self._begin) + self._layout.offsets[name]
 
 
-def open_packed(path: Path, layout: PackLayout, contents: Contents) -> PackedWeights:
+def open_packed(
+    path: Path, layout: PackLayout, contents: Contents, *, lock_limit_s: float = _LOCK_LIMIT_S
+) -> PackedWeights:
     """Map ``path``, after writing it if it isn't there or is another one.
 
     Where it can't be written (a full or read-only disk) the weights are packed into memory of this
@@ -87,12 +89,17 @@ def open_packed(path: Path, layout: PackLayout, contents: Contents) -> PackedWei
     if packed is not None:
         return packed
     try:
-        with held_lock(path.with_name(f".{path.name}.lock"), limit_s=_LOCK_LIMIT_S):
+        with held_lock(path.with_name(f".{path.name}.lock"), limit_s=lock_limit_s) as is_held:
             packed = _map(path, layout)  # another process may have written it
             if packed is None:
+                if is_held:
+                    _remove_left_overs(path)
                 _write(path, layout, contents())
                 packed = _map(path, layout)
     except OSError as error:
+        packed = _map(path, layout)  # another process may have been faster, and have cleared up
+        if packed is not None:
+            return packed
         logger.warning(
             "packed weights take %d MB of this process's own memory: %s can't be written (%s)",
             layout.num_bytes // 10**6,
@@ -121,11 +128,18 @@ def _map(path: Path, layout: PackLayout) -> PackedWeights | None:
     return PackedWeights(layout, np.frombuffer(mapped, dtype=np.uint8), is_mapped=True)
 
 
-def _write(path: Path, layout: PackLayout, contents: Iterable[tuple[str, Bytes]]) -> None:
-    prefix = f".{path.name}.new-"
-    for left in path.parent.glob(f"{prefix}*"):  # by a killed process: the lock is held
+def _new_prefix(path: Path) -> str:
+    return f".{path.name}.new-"
+
+
+def _remove_left_overs(path: Path) -> None:
+    """Of killed processes, or of one that writes without the lock, which can do without, too."""
+    for left in path.parent.glob(f"{_new_prefix(path)}*"):
         left.unlink(missing_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=prefix)
+
+
+def _write(path: Path, layout: PackLayout, contents: Iterable[tuple[str, Bytes]]) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_new_prefix(path))
     new = Path(name)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:

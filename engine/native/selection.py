@@ -39,7 +39,7 @@ def choose_library(
     if reason is None:
         try:
             library = (open_library or library_opener(cache))()
-        except CompiledStepUnavailable as error:
+        except (CompiledStepUnavailable, OSError) as error:  # the disk may fail it, too
             reason = str(error)
     if collectives is not None and not _have_all(library is not None, collectives):
         library = None
@@ -60,8 +60,9 @@ def choose_library(
 
 def library_opener(cache: Path) -> OpenLibrary:
     """From ``cache``, for this process."""
-    key = library_key(this_processor(), torch.__version__)
-    return LibraryCache(cache, key, openmp=loaded_openmp()).open
+    openmp = loaded_openmp()
+    key = library_key(this_processor(), torch.__version__, openmp)
+    return LibraryCache(cache, key, openmp=openmp).open
 
 
 def loaded_openmp(maps: Path = _MAPS) -> Path | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.native.file_lock import held_lock
 from engine.native.pack_file import Bytes, PackedWeights, PackLayout, lay_out, open_packed
 
 SECTIONS = {"a": 100, "b": 64, "c": 1}
@@ -117,3 +118,31 @@ def test_left_overs_of_a_killed_process_go(tmp_path: Path, layout: PackLayout) -
     (tmp_path / ".packed.new-x").write_bytes(b"half")
     check(open_packed(tmp_path / "packed", layout, Packer()))
     assert not (tmp_path / ".packed.new-x").exists()
+
+
+def test_without_the_lock_another_process_keeps_what_it_is_writing(
+    tmp_path: Path, layout: PackLayout
+) -> None:
+    other = tmp_path / ".packed.new-x"
+    other.write_bytes(b"half")
+    with held_lock(tmp_path / ".packed.lock", limit_s=0):
+        check(open_packed(tmp_path / "packed", layout, Packer(), lock_limit_s=0))
+    assert other.exists()
+
+
+@pytest.mark.parametrize("is_other_done", [False, True])
+def test_a_file_that_is_cleared_away_while_it_is_written_is_done_without(
+    tmp_path: Path, layout: PackLayout, *, is_other_done: bool
+) -> None:
+    path, packer = tmp_path / "packed", Packer()
+    open_packed(tmp_path / "of another process", layout, Packer())
+
+    def contents() -> Iterator[tuple[str, Bytes]]:
+        yield from packer()
+        for new in tmp_path.glob(".packed.new-*"):
+            new.unlink()
+            if is_other_done:
+                (tmp_path / "of another process").rename(path)
+
+    check(open_packed(path, layout, contents), is_mapped=is_other_done)
+    assert packer.num_times == 1 + (not is_other_done)

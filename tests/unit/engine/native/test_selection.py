@@ -1,6 +1,8 @@
 """Torch serves wherever the compiled step can't be had, for all ranks alike."""
 
+import errno
 import logging
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,6 +49,14 @@ def test_torch_serves_after_a_compiler_failed_and_a_line_says_why(
     assert choose_library(EngineConfig(), MODEL, cache, None, broken) is None
     (line,) = caplog.messages
     assert line.startswith("torch runs the layers, not the compiled step: g++ failed with exit")
+
+
+def test_torch_serves_where_the_disk_fails(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def full() -> StepLibrary:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert choose_library(EngineConfig(), MODEL, cache, None, full) is None
+    assert "Input/output error" in caplog.text
 
 
 @pytest.mark.parametrize("config", [{"compiled": "never"}, {"dtype": "float32"}])
