@@ -145,5 +145,6 @@ def _prefill(engine: OfflineEngine, case: BenchCase) -> int:
 
 def _num_decoded(engine: OfflineEngine, case: BenchCase) -> int:
     """Tokens of each, with those that the first ones decode while the last ones are prefilled."""
-    num_fill_steps = case.batch * math.ceil(case.context / engine.max_step_tokens) + 1
+    num_prompt_tokens = case.batch * case.context
+    num_fill_steps = math.ceil(num_prompt_tokens / engine.prompt_tokens_beside(case.batch)) + 1
     return num_fill_steps + _NUM_SETTLING_STEPS + case.steps + 1

@@ -30,6 +30,7 @@ class OfflineEngine:
         check_start(spec)
         loaded = create_runner(spec)
         self._vocab_size = loaded.vocab_size
+        self._config = config
         self._block_size = config.block_size_tokens
         self._root = root_key(KeySalt("offline", config.dtype, self._block_size, ""))
         self._engine = Engine(
@@ -46,7 +47,11 @@ class OfflineEngine:
         self.max_request_tokens = self._engine.max_request_tokens
         self.num_kv_tokens = loaded.num_blocks * config.block_size_tokens
         """Of all sequences together."""
-        self.max_step_tokens = config.max_num_batched_tokens
+
+    def prompt_tokens_beside(self, num_decodes: int) -> int:
+        """Of one step in which so many sequences decode, unless limits for streams' sake are on."""
+        config = self._config
+        return max(config.min_prefill_chunk_tokens, config.max_num_batched_tokens - num_decodes)
 
     def add(self, request_id: str, prompt_len: int, max_tokens: int) -> None:
         """A made-up prompt, decoded greedily; no token ends the answer early."""

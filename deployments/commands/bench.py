@@ -126,6 +126,8 @@ def _with_options(config: "EngineConfig", args: argparse.Namespace) -> "EngineCo
     }
     changed: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     changed["prefix_caching"] = False  # every prompt is computed
+    # Nobody waits for a stream: prompts fill their steps.
+    changed["max_step_stretch"] = changed["tpot_target_s"] = None
     changed["max_num_seqs"] = max(config.max_num_seqs, args.batch)
     try:
         return EngineConfig.model_validate({**config.model_dump(), **changed})
