@@ -87,7 +87,7 @@ class AdmissionControl:
         if not self.has_room_for_context(sequence, leaving=leaving):
             return False
         num_new_blocks = self._blocks.num_admission_blocks(
-            sequence, hit, chunk_tokens=self._limits.max_tokens
+            sequence, hit, chunk_tokens=self._limits.max_tokens_of_memory
         )
         num_wanted = num_new_blocks + self._reserved_beside(len(self._running) - len(leaving))
         num_missing = num_wanted - self._blocks.num_free_blocks

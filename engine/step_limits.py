@@ -31,6 +31,11 @@ class StepLimits:
         return min(self._memory.max_tokens, self._load.max_tokens)
 
     @property
+    def max_tokens_of_memory(self) -> int:
+        """Tokens that no step has more of: one without decodes may have all of them."""
+        return self._memory.max_tokens
+
+    @property
     def max_seqs(self) -> int:
         """Sequences that may be admitted, those that run included."""
         return min(self._memory.max_seqs, self._load.max_seqs)

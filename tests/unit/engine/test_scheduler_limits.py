@@ -29,6 +29,8 @@ class Timed:
     """Every step takes the time of its work, and the limits learn it."""
 
     target_s: float | None = None
+    num_blocks: int = 1024
+    windows: tuple[int | None, ...] = (None,)
     harness: Harness = field(init=False)
     now_s: float = 0.0
 
@@ -42,7 +44,7 @@ class Timed:
             tpot_target_s=self.target_s,
             kv_admission="optimistic",
         )
-        self.harness = Harness(config, num_blocks=1024)
+        self.harness = Harness(config, self.num_blocks, self.windows)
 
     def step(self) -> StepPlan:
         plan = self.harness.scheduler.plan()
@@ -161,3 +163,20 @@ def test_a_target_out_of_reach_still_lets_everybody_finish(target_s: float) -> N
         if timed.harness.scheduler.num_running or timed.harness.scheduler.num_waiting:
             timed.step()
     assert all(sequence.finish_reason is not None for sequence in sequences)
+
+
+def test_behind_a_window_a_prompt_has_room_for_the_chunks_of_steps_without_decodes() -> None:
+    timed = Timed(target_s=0.012, num_blocks=30, windows=(9,))
+    timed.learn()
+    limits = timed.harness.scheduler.limits
+    assert limits.max_tokens < 30
+    assert limits.max_tokens_of_memory == 256
+    # Nobody decodes in the first step: all of the second prompt would be computed in it.
+    first = timed.harness.add("first", prompt(1, 4), max_tokens=12)
+    second = timed.harness.add("second", prompt(2, 200), max_tokens=2)
+    plan = timed.step()
+    assert [entry.num_tokens for entry in plan.scheduled] == [4]
+    while second.finish_reason is None:
+        timed.step()
+    assert first.num_generated_tokens == 12
+    assert timed.harness.scheduler.totals.num_preemptions == 0
