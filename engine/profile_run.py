@@ -7,24 +7,26 @@ it is, or when a recording begins.
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from engine.observations import StepRecord
 from engine.profile import Profile, ProfileOrder, ProfileSummary
 from engine.profile_summary import summarize
-from engine.profile_trace import decode_torch_trace, encode_trace
+from engine.profile_trace import encode_trace
 from engine.step_probe import Part, StepProbe
 from engine.step_recording import StepRecording
+from engine.torch_trace import TorchTrace, read_torch_trace
 from engine.trace_times import PART_LABEL, STEP_LABEL
 
 logger = logging.getLogger(__name__)
 
-MAX_TRACED_STEPS = 32
-"""A step in plain torch is some thousand operators."""
-MAX_TORCH_TRACE_BYTES = 128 * 1024 * 1024
-"""Not yet packed; more isn't read."""
+MAX_TRACED_STEPS = 8
+"""A step in plain torch is some thousand operators, and torch writes 100,000 in a tenth of a second
+in which no other thread runs."""
+MAX_TORCH_TRACE_BYTES = 32 * 1024 * 1024
+"""Not yet packed; more isn't read. Going through so much once takes about 20 ms."""
 
 
 class Tracer(Protocol):
@@ -101,18 +103,26 @@ class ProfileRun:
 
 def make_profile(running: ProfileRun, max_trace_bytes: int) -> Profile:
     torch_trace = _torch_trace(running)
+    events = [] if torch_trace is None else list(torch_trace.slices())
+    # The first step stands in both: that brings our clock to torch's.
+    origin_us = min((event.ts for event in events if event.name == STEP_LABEL), default=0.0)
     steps, notes = running.recording.steps, running.notes
     summary = summarize(
         steps,
         num_asked=running.order.num_steps,
-        events=() if torch_trace is None else torch_trace["traceEvents"],
+        events=events,
         num_traced=running.num_traced,
         notes=notes,
     )
     if torch_trace is not None and running.num_traced < len(steps):
         notes.append(f"torch's operators are in the trace of {running.num_traced} steps only")
     for content in (torch_trace, None) if torch_trace is not None else (None,):
-        trace = encode_trace(running.recording, content, {"summary": _with_notes(summary, notes)})
+        trace = encode_trace(
+            running.recording,
+            content,
+            {"summary": _with_notes(summary, notes)},
+            origin_us=0.0 if content is None else origin_us,
+        )
         if len(trace) <= max_trace_bytes:
             return Profile(_with_notes(summary, notes), trace)
         what = "without torch's operators" if content is None else "with torch's operators"
@@ -123,11 +133,11 @@ def make_profile(running: ProfileRun, max_trace_bytes: int) -> Profile:
     return Profile(_with_notes(summary, notes), None)
 
 
-def _torch_trace(running: ProfileRun) -> dict[str, Any] | None:
+def _torch_trace(running: ProfileRun) -> TorchTrace | None:
     if running.tracer is None or running.num_traced == 0:
         return None
     content = running.tracer.export(MAX_TORCH_TRACE_BYTES)
-    trace = None if content is None else decode_torch_trace(content)
+    trace = None if content is None else read_torch_trace(content)
     if trace is None:
         running.notes.append("torch's trace was too large, or broken, and is left out")
     return trace

@@ -6,7 +6,8 @@ from typing import Literal
 
 from engine.profile import OPERATORS, Operator, ProfileLine, ProfileSummary
 from engine.step_recording import RecordedStep
-from engine.trace_times import Event, device_times, has_kernels, host_times
+from engine.torch_trace import TraceEvent
+from engine.trace_times import device_times, has_kernels, host_times
 
 NUM_DETAILS = 20
 PHASES: Mapping[str, Operator] = {
@@ -30,21 +31,21 @@ def summarize(
     steps: Sequence[RecordedStep],
     *,
     num_asked: int,
-    events: Sequence[Event] = (),
+    events: Sequence[TraceEvent] = (),
     num_traced: int = 0,
     notes: Sequence[str] = (),
 ) -> ProfileSummary:
-    """``events``: of torch's trace of the first ``num_traced`` steps, if there is one."""
+    """``events``: slices of torch's trace of the first ``num_traced`` steps, if there is one."""
     source: Literal["compiled step", "torch", "device", "engine"]
     used, notes = steps, list(notes)
     if steps and steps[0].phases_ns:
         source, times = "compiled step", _compiled_times(steps)
     elif has_kernels(events):
-        source, times = "device", _in_ns(device_times(events).by_name)
+        source, times = "device", _in_ns(device_times(events))
         used = steps[:num_traced]
         notes.append(_DEVICE_NOTE)
     elif events:
-        source, times = "torch", _in_ns(host_times(events).by_name)
+        source, times = "torch", _in_ns(host_times(events))
         used = steps[:num_traced]
     else:
         source, times = "engine", _engine_times(steps)

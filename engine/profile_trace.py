@@ -12,7 +12,8 @@ import msgspec
 
 from engine.profile_summary import PHASES
 from engine.step_recording import RecordedPart, RecordedStep, StepRecording
-from engine.trace_times import PART_LABEL, STEP_LABEL, Event
+from engine.torch_trace import TorchTrace
+from engine.trace_times import PART_LABEL
 
 PROCESS_ID = 99_999_999
 """No process has it, so that our tracks lie beside those of torch, which has the real one."""
@@ -23,30 +24,19 @@ _GZIP_LEVEL = 5
 
 def encode_trace(
     recording: StepRecording,
-    torch_trace: Mapping[str, Any] | None,
+    torch_trace: TorchTrace | None,
     metadata: Mapping[str, Any],
+    *,
+    origin_us: float = 0.0,
 ) -> bytes:
-    """JSON in gzip. ``torch_trace``: as torch wrote it."""
-    base: Mapping[str, Any] = torch_trace or {"displayTimeUnit": "ms"}
-    events: Sequence[Event] = base.get("traceEvents", ())
-    own = _own_events(recording.steps, _offset_us(recording.origin_ns, events))
-    whole = {**base, "traceEvents": [*events, *own], "metadata": metadata}
+    """JSON in gzip. ``origin_us``: when the first step began, on torch's clock."""
+    own = _own_events(recording.steps, origin_us - (recording.origin_ns or 0) / 1e3)
+    head: Mapping[str, object] = {"displayTimeUnit": "ms"}
+    events: Sequence[msgspec.Raw] = ()
+    if torch_trace is not None:
+        head, events = torch_trace.head, torch_trace.raw_events
+    whole = {**head, "traceEvents": [*events, *own], "metadata": metadata}
     return gzip.compress(msgspec.json.encode(whole), _GZIP_LEVEL)
-
-
-def decode_torch_trace(content: bytes) -> dict[str, Any] | None:
-    """None for what is no trace."""
-    try:
-        trace = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return None
-    return trace if isinstance(trace, dict) and "traceEvents" in trace else None
-
-
-def _offset_us(origin_ns: int | None, events: Sequence[Event]) -> float:
-    """What brings our clock to that of ``events``: the first step stands in both."""
-    begun_us = [float(event["ts"]) for event in events if event.get("name") == STEP_LABEL]
-    return min(begun_us, default=0.0) - (origin_ns or 0) / 1e3
 
 
 def _own_events(steps: Sequence[RecordedStep], offset_us: float) -> Iterator[dict[str, Any]]:

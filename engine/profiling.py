@@ -2,8 +2,9 @@
 
 One recording at a time; nothing is measured between recordings. Driven by whoever owns the step
 loop, on its thread: ``begin_step`` and ``end_step`` around each step. What was recorded is worked
-up on another thread, so that no step waits for it. Imports torch only where the runner computes
-with it.
+up on another thread. Steps meanwhile share the interpreter with it: they are slower for a second
+or so, but nothing holds them up for longer than torch takes to write the few steps that it traced,
+some 5 ms each. Imports torch only where the runner computes with it.
 """
 
 import logging

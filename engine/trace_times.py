@@ -5,13 +5,11 @@ Imports no torch. What runs inside of something else on the same thread counts f
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from engine.profile import Operator
-
-Event = Mapping[str, Any]
+from engine.torch_trace import TraceEvent
 
 STEP_LABEL = "headwater step"
 PART_LABEL = "headwater "
@@ -29,43 +27,34 @@ _SAMPLING = re.compile(r"arg_?max|softmax|sort|topk|multinomial|cumsum", re.IGNO
 _NORMS = re.compile(r"rms_?norm|layer_?norm|rotary", re.IGNORECASE)
 
 
-@dataclass(slots=True)
-class TraceTimes:
-    """Microseconds, of all steps together."""
-
-    by_operator: dict[Operator, float] = field(default_factory=lambda: defaultdict(float))
-    by_name: dict[tuple[Operator, str], float] = field(default_factory=lambda: defaultdict(float))
-
-    def add(self, operator: Operator, name: str, duration_us: float) -> None:
-        self.by_operator[operator] += duration_us
-        self.by_name[operator, name] += duration_us
+TraceTimes = dict[tuple[Operator, str], float]
+"""Microseconds of all steps together, by operator and name."""
 
 
-def has_kernels(events: Iterable[Event]) -> bool:
+def has_kernels(events: Iterable[TraceEvent]) -> bool:
     """Whether a device did the work."""
-    return any(event.get("cat") == "kernel" for event in events)
+    return any(event.cat == "kernel" for event in events)
 
 
-def device_times(events: Iterable[Event]) -> TraceTimes:
+def device_times(events: Iterable[TraceEvent]) -> TraceTimes:
     """By the names of kernels."""
-    times = TraceTimes()
+    times: defaultdict[tuple[Operator, str], float] = defaultdict(float)
     for event in events:
-        if event.get("cat") in _KERNELS and event.get("ph") == "X":
-            name = str(event["name"])
-            times.add(_kernel_operator(name), name, float(event["dur"]))
+        if event.cat in _KERNELS:
+            times[_kernel_operator(event.name), event.name] += event.dur
     return times
 
 
-def host_times(events: Iterable[Event]) -> TraceTimes:
+def host_times(events: Iterable[TraceEvent]) -> TraceTimes:
     """By the names of torch's operators, and the parts of the step that they lie in.
 
     Outside of all parts is the host, which is left out.
     """
-    times = TraceTimes()
-    threads: defaultdict[tuple[object, object], list[Event]] = defaultdict(list)
+    times: TraceTimes = defaultdict(float)
+    threads: defaultdict[tuple[object, object], list[TraceEvent]] = defaultdict(list)
     for event in events:
-        if event.get("ph") == "X" and event.get("cat") in _ON_HOST:
-            threads[event.get("pid"), event.get("tid")].append(event)
+        if event.cat in _ON_HOST:
+            threads[event.pid, event.tid].append(event)
     for of_thread in threads.values():
         _add_thread(times, of_thread)
     return times
@@ -80,15 +69,14 @@ class _Open:
     is_matmul: bool
 
 
-def _add_thread(times: TraceTimes, events: list[Event]) -> None:
-    events.sort(key=lambda event: (float(event["ts"]), -float(event["dur"])))
+def _add_thread(times: TraceTimes, events: list[TraceEvent]) -> None:
+    events.sort(key=lambda event: (event.ts, -event.dur))
     stack: list[_Open] = []
     for event in events:
-        started_us, duration_us = float(event["ts"]), float(event["dur"])
+        started_us, duration_us, name = event.ts, event.dur, event.name
         while stack and stack[-1].end_us <= started_us:
             _close(times, stack.pop())
         outer = stack[-1] if stack else None
-        name = str(event["name"])
         part = outer.part if outer is not None else None
         if name.startswith(PART_LABEL) and name != STEP_LABEL:
             part = name.removeprefix(PART_LABEL)
@@ -102,7 +90,7 @@ def _add_thread(times: TraceTimes, events: list[Event]) -> None:
 
 def _close(times: TraceTimes, event: _Open) -> None:
     if event.part is not None:
-        times.add(_host_operator(event), event.name, max(0.0, event.own_us))
+        times[_host_operator(event), event.name] += max(0.0, event.own_us)
 
 
 def _host_operator(event: _Open) -> Operator:
