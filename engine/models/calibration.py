@@ -22,7 +22,7 @@ from engine.models.tensor_source import HeldTensor
 from engine.quantization.layers import Quantization, layer_scheme
 
 NUM_TOKENS = 512
-_SEED = 0
+SEED = 0
 
 
 @torch.inference_mode()
@@ -52,7 +52,7 @@ def measure_importance(
         layers=parts.layers,
         head=parts.output_head,
     )
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
     token_ids = torch.randint(config.vocab_size, (NUM_TOKENS,), generator=generator)
     model.forward(
         token_ids,

@@ -19,6 +19,7 @@ from engine.models.output_head import OutputHead
 from engine.native.library import StepLibrary
 from engine.native.model import NativeModel
 from engine.native.pack_file import Bytes, PackedWeights, lay_out, open_packed
+from engine.native.pack_recipe import recipe_digest
 from engine.native.panels import PanelLinear, PanelMaker, pack_all, plan_panels, section_sizes
 from engine.workspace import max_logit_rows, max_step_tokens
 
@@ -56,7 +57,13 @@ def load_weights(
     dtype = "bfloat16" if config.quantization == "none" else config.quantization
     layout = lay_out(
         section_sizes(planned),
-        {"weights": checkpoint.revision, "dtype": dtype, "rank": rank.rank, "of": rank.size},
+        {
+            "weights": checkpoint.revision,
+            "dtype": dtype,
+            "rank": rank.rank,
+            "of": rank.size,
+            "recipe": recipe_digest(),
+        },
     )
     name = f"packed-{dtype}-{rank.rank}-of-{rank.size}.weights"
 

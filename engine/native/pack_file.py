@@ -3,8 +3,9 @@
     8 bytes magic | 4 bytes length of the header | sha256 of the header | header, JSON
     sections, each at a multiple of 64 bytes
 
-The header follows from model, rank and format alone, so a file is checked against the one that is
-expected, byte by byte; what differs is written anew. Must not know what a section is for.
+The header follows from model, rank and how weights are packed. A file whose header or size isn't
+the expected one is written anew; what lies in its sections is trusted as it is, since it is put in
+place whole. Must not know what a section is for.
 """
 
 import errno
@@ -29,7 +30,7 @@ from engine.native.file_lock import held_lock
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-"""Raised when the same weights would be packed into other bytes."""
+"""Raised when sections would lie elsewhere; ``facts`` say what is in them."""
 _MAGIC = b"HWPACKED"
 _ALIGN_BYTES = 64
 _LOCK_LIMIT_S = 600.0

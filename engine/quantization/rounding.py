@@ -9,7 +9,7 @@ from engine.quantization.weight import CODEBOOK, GROUP_SIZE, QuantizedWeight, Sc
 _MAX_INT8 = 127
 _CHUNK_ELEMENTS = 1 << 22
 """Weights worked on at once: the temporary tensors stay small beside the weight."""
-_SHARES = (1.0, -127 / 119, 0.92, -0.98, 1.08, -1.15)
+SHARES = (1.0, -127 / 119, 0.92, -0.98, 1.08, -1.15)
 """Scales tried for a group, in units of its largest weight by the codebook's last value: the weight
 becomes the last or the first code, or is cut off a little, or left some room."""
 _STEPS_PER_UNIT = 8
@@ -75,7 +75,7 @@ def _round_int4(weight: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     best_error = torch.full_like(largest, torch.inf)
     best_scales, best_codes = torch.empty_like(largest), torch.empty_like(groups, dtype=torch.uint8)
-    for share in _SHARES:
+    for share in SHARES:
         scales = (largest * (share / CODEBOOK[-1].item())).bfloat16().float()
         codes = _nearest_codes(groups / _nonzero(scales))
         errors = (CODEBOOK.take(codes.long()) * scales - groups).square_().mul_(importance)
