@@ -68,19 +68,25 @@ def report_memory(
     num_blocks: int,
     max_request_tokens: int,
     is_compiled: bool = False,
+    is_packed_mapped: bool = True,
 ) -> MemoryReport:
     """Of a replica that isn't loaded yet; ``hf_config`` is the checkpoint's config.json, ``model``
-    the whole model, ``geometry`` that of one rank; ``is_compiled``: with the compiled step."""
+    the whole model, ``geometry`` that of one rank; ``is_compiled``: with the compiled step;
+    ``is_packed_mapped``: whose packed weights lie in a file."""
     shard = shard_model(model, RankSpec(0, config.tensor_parallel_size))
     element = geometry.bytes_per_element
     is_converted = _stored_dtype(hf_config) != config.dtype
     if is_compiled:
-        num_private = _tables_beside_packed(model, shard, is_converted=is_converted)
+        tables = _tables_beside_packed(model, shard, is_converted=is_converted)
+        packed = 0 if is_packed_mapped else packed_bytes(config, model, shard)
+        num_private_bytes = element * tables + packed
     else:
-        num_private = _private_parameters(config, model, shard, is_converted=is_converted)
+        num_private_bytes = element * _private_parameters(
+            config, model, shard, is_converted=is_converted
+        )
     return MemoryReport(
         weight_bytes=shard_parameters(model, shard) * element,
-        private_weight_bytes=element * num_private,
+        private_weight_bytes=num_private_bytes,
         workspace_bytes=workspace_bytes(
             config,
             shard.local_config(model),
@@ -125,6 +131,17 @@ def _tables_beside_packed(model: ModelConfig, shard: ModelShard, *, is_converted
         return 0
     num_tables = 1 if model.has_tied_embeddings else 2
     return num_tables * math.prod(shard.vocab_part.shape_of(model.embedding_shape))
+
+
+def packed_bytes(config: EngineConfig, model: ModelConfig, shard: ModelShard) -> int:
+    """At most, of what a rank of the compiled step packs: all linear layers and the head."""
+    num_packed = shard_parameters(model, shard)
+    if not model.has_tied_embeddings:
+        num_packed -= math.prod(shard.vocab_part.shape_of(model.embedding_shape))
+    if config.quantization == "none":
+        return 2 * num_packed
+    # A byte each, and scales; 4 bits take less.
+    return num_packed + 4 * num_packed // model.hidden_size
 
 
 def check_memory(config: EngineConfig, memory: MemoryReport, *, available_bytes: int) -> None:

@@ -11,18 +11,22 @@ from engine.checkpoints.store import Checkpoint
 from engine.config import EngineConfig, RankSpec
 from engine.errors import EngineConfigError
 from engine.kv_geometry import KvGeometry
-from engine.memory_report import MemoryReport, report_memory
+from engine.memory_report import MemoryReport, check_memory, packed_bytes, report_memory
 from engine.models.model_config import ModelConfig
 from engine.models.registry import read_model_config
 from engine.models.shard import shard_model
+from engine.native.pack_path import can_map, packed_path
 from engine.native.support import compile_cache, reason_against
 from engine.request_limits import max_request_tokens
 
 _BYTES_PER_ELEMENT = {"bfloat16": 2, "float32": 4}
 
 
-def estimate_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryReport:
-    """What a rank that computes takes, as it checks at its start. Loads nothing."""
+def estimate_memory(
+    config: EngineConfig, checkpoint: Checkpoint, *, may_compile: bool = True
+) -> MemoryReport:
+    """What a rank that computes takes, as it checks at its start; without ``may_compile`` torch
+    runs the layers in any case. Loads nothing."""
     model_config = read_model_config(checkpoint.config)
     size = size_engine(config, checkpoint)
     return report_memory(
@@ -32,8 +36,28 @@ def estimate_memory(config: EngineConfig, checkpoint: Checkpoint) -> MemoryRepor
         engine_geometry(config, model_config),
         num_blocks=size.num_blocks,
         max_request_tokens=size.max_request_tokens,
-        is_compiled=reason_against_compiled(config, checkpoint) is None,
+        is_compiled=may_compile and reason_against_compiled(config, checkpoint) is None,
+        is_packed_mapped=_can_map_packed(config, checkpoint, model_config),
     )
+
+
+def check_without_compiled(
+    config: EngineConfig, checkpoint: Checkpoint, *, available_bytes: int
+) -> None:
+    """Hold what torch needs against what is free, where the compiled step was reckoned with and
+    can't be had. Raises `EngineConfigError`."""
+    if reason_against_compiled(config, checkpoint) is None:
+        memory = estimate_memory(config, checkpoint, may_compile=False)
+        check_memory(config, memory, available_bytes=available_bytes)
+
+
+def _can_map_packed(
+    config: EngineConfig, checkpoint: Checkpoint, model_config: ModelConfig
+) -> bool:
+    size = config.tensor_parallel_size
+    paths = [packed_path(checkpoint.path, config, RankSpec(rank, size)) for rank in range(size)]
+    num_bytes = packed_bytes(config, model_config, shard_model(model_config, RankSpec(0, size)))
+    return can_map(paths, num_bytes)
 
 
 def reason_against_compiled(config: EngineConfig, checkpoint: Checkpoint) -> str | None:

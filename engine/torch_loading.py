@@ -9,6 +9,7 @@ import torch
 
 from engine.attention import create_attention
 from engine.attention.base import AttentionBackend
+from engine.available_memory import available_memory_bytes
 from engine.checkpoints.store import Checkpoint
 from engine.collectives import Collectives
 from engine.config import EngineConfig, RankSpec
@@ -31,6 +32,7 @@ from engine.native.support import compile_cache
 from engine.probed import ProbedAttention, ProbedCollectives
 from engine.row_outputs import FollowedOutputs, RowOutputs, SampledOutputs
 from engine.sampling.kernels import SamplingKernels
+from engine.sizing import check_without_compiled
 from engine.step_model import StepModel, TorchStepModel
 from engine.step_probe import StepProbe
 from engine.torch_runner import TorchRunner
@@ -49,6 +51,8 @@ def load_torch_runner(
     probe: StepProbe | None = None,
 ) -> TorchRunner:
     """Load the weights and allocate the pool; sets torch's threads for the whole process.
+
+    Raises `EngineConfigError` if there is no compiled step, and too little memory without.
 
     With ``collectives`` this process holds the part of their rank. The pool then has as many blocks
     as without, with the KV heads of this rank in each. Steps tell ``probe`` what they do.
@@ -73,6 +77,8 @@ def load_torch_runner(
             probe.phase_times_ns = partial(_phase_times_ns, calls)
             loaded = _load_native(config, model_config, checkpoint, geometry, calls, collectives)
         else:
+            if rank.rank == 0:  # for all of them, which begin to load now
+                check_without_compiled(config, checkpoint, available_bytes=available_memory_bytes())
             attention = ProbedAttention(
                 create_attention(
                     config.attention, device, geometry, scale=model_config.attention_scale

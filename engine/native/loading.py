@@ -19,6 +19,7 @@ from engine.models.output_head import OutputHead
 from engine.native.library import StepLibrary
 from engine.native.model import NativeModel
 from engine.native.pack_file import Bytes, PackedWeights, lay_out, open_packed
+from engine.native.pack_path import packed_dtype, packed_path
 from engine.native.pack_recipe import recipe_digest
 from engine.native.panels import PanelLinear, PanelMaker, pack_all, plan_panels, section_sizes
 from engine.workspace import max_logit_rows, max_step_tokens
@@ -54,24 +55,22 @@ def load_weights(
     )
     planned = plan_panels(source, config.quantization)
     rank = RankSpec() if collectives is None else collectives.rank
-    dtype = "bfloat16" if config.quantization == "none" else config.quantization
     layout = lay_out(
         section_sizes(planned),
         {
             "weights": checkpoint.revision,
-            "dtype": dtype,
+            "dtype": packed_dtype(config),
             "rank": rank.rank,
             "of": rank.size,
             "recipe": recipe_digest(),
         },
     )
-    name = f"packed-{dtype}-{rank.rank}-of-{rank.size}.weights"
 
     def contents() -> Iterator[tuple[str, Bytes]]:
         importance = measure_importance(config.quantization, model_config, checkpoint.weights_paths)
         return pack_all(source, planned, importance)
 
-    weights = open_packed(checkpoint.path / name, layout, contents)
+    weights = open_packed(packed_path(checkpoint.path, config, rank), layout, contents)
     maker = PanelMaker(
         source,
         planned,

@@ -30,7 +30,11 @@ GIB = 1024**3
 
 
 def report(
-    hf_config: dict[str, Any] = LLAMA_3_8B, *, is_compiled: bool = False, **config: Any
+    hf_config: dict[str, Any] = LLAMA_3_8B,
+    *,
+    is_compiled: bool = False,
+    is_packed_mapped: bool = True,
+    **config: Any,
 ) -> MemoryReport:
     model = read_model_config(hf_config)
     geometry = model.kv_geometry(block_size_tokens=16, bytes_per_element=2)
@@ -42,6 +46,7 @@ def report(
         num_blocks=1000,
         max_request_tokens=8192,
         is_compiled=is_compiled,
+        is_packed_mapped=is_packed_mapped,
     )
 
 
@@ -87,6 +92,27 @@ def test_packed_weights_are_mapped_and_converted_tables_private(
     assert memory.private_weight_bytes == num_tables * 2 * 128256 * 4096
     cut = report(LLAMA_3_8B | change, is_compiled=True, tensor_parallel_size=2)
     assert cut.private_weight_bytes == max(1, 2 - ("tie_word_embeddings" in change)) * 128256 * 4096
+
+
+@pytest.mark.parametrize(
+    ("change", "quantization", "least_bytes", "most_bytes"),
+    [
+        # Of 16.06 GB the embedding, 1.05 GB, stays in the checkpoint, unless it is the head.
+        ({}, "none", 15_009_000_000, 15_010_000_000),
+        ({"tie_word_embeddings": True}, "none", 15_009_000_000, 15_010_000_000),
+        ({}, "int8", 7_505_000_000, 7_520_000_000),
+    ],
+    ids=str,
+)
+def test_packed_weights_without_a_file_are_private(
+    change: dict[str, Any], quantization: str, least_bytes: int, most_bytes: int
+) -> None:
+    memory = report(
+        LLAMA_3_8B | change, is_compiled=True, is_packed_mapped=False, quantization=quantization
+    )
+    assert least_bytes <= memory.private_weight_bytes <= most_bytes
+    plain = report(LLAMA_3_8B | change, is_packed_mapped=False, weight_layout="mapped")
+    assert plain.private_weight_bytes == 0  # nothing is packed
 
 
 def test_what_does_not_fit_beside_weights_and_workspace_is_refused() -> None:

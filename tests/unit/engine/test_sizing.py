@@ -1,5 +1,7 @@
 """How much an engine of several ranks holds, from shapes alone."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,16 @@ from engine.errors import EngineConfigError
 from engine.memory_report import check_memory
 from engine.models.registry import read_model_config
 from engine.models.shard import shard_model, shard_parameters
-from engine.sizing import engine_geometry, estimate_memory, size_engine
+from engine.native.pack_path import packed_path
+from engine.sizing import (
+    check_without_compiled,
+    engine_geometry,
+    estimate_memory,
+    reason_against_compiled,
+    size_engine,
+)
+from engine.torch_loading import load_torch_runner
+from tests.unit.engine.native.test_toolchain import GNU, write_script
 from tests.unit.engine.tiny_models import make_tiny_model, write_checkpoint
 
 HEAD_BYTES = 2 * 2 * 8 * 16 * 4  # layers, K and V, head_dim, tokens, float32
@@ -72,3 +83,56 @@ def test_a_pool_that_is_too_small_counts_all_ranks(checkpoint: Checkpoint) -> No
     assert size_engine(config(4, kv_cache_bytes=least), checkpoint).num_blocks == 2
     with pytest.raises(EngineConfigError, match=rf"on each of 4 ranks: set .* at least {least}"):
         size_engine(config(4, kv_cache_bytes=least - 1), checkpoint)
+
+
+@pytest.fixture
+def compiled(checkpoint: Checkpoint) -> EngineConfig:
+    """What the compiled step is reckoned with for."""
+    settings = config(1, dtype="bfloat16")
+    if reason_against_compiled(settings, checkpoint) is not None:
+        pytest.skip("this machine can't run the compiled step")
+    return settings
+
+
+def test_packed_weights_that_cannot_be_written_are_private(
+    checkpoint: Checkpoint, compiled: EngineConfig, tmp_path: Path
+) -> None:
+    absent = replace(checkpoint, path=tmp_path / "absent")
+    mapped = estimate_memory(compiled, checkpoint).private_weight_bytes
+    private = estimate_memory(compiled, absent).private_weight_bytes
+    assert private > mapped
+    absent.path.mkdir()
+    packed_path(absent.path, compiled, RankSpec()).touch()
+    assert estimate_memory(compiled, absent).private_weight_bytes == mapped
+
+
+def test_memory_is_checked_again_when_the_compiled_step_cannot_be_had(
+    checkpoint: Checkpoint, compiled: EngineConfig
+) -> None:
+    torch_bytes = estimate_memory(compiled, checkpoint, may_compile=False).computing_bytes
+    needed = compiled.kv_cache_bytes + torch_bytes
+    check_without_compiled(compiled, checkpoint, available_bytes=needed)
+    with pytest.raises(EngineConfigError, match="weights and workspace leave"):
+        check_without_compiled(compiled, checkpoint, available_bytes=needed - 1)
+    # What was not reckoned with has been checked before.
+    never = compiled.model_copy(update={"compiled": "never"})
+    check_without_compiled(never, checkpoint, available_bytes=0)
+
+
+def test_a_failed_compiler_is_followed_by_the_check(
+    checkpoint: Checkpoint,
+    compiled: EngineConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_script(tmp_path, f"[ $# = 1 ] || exit 1; {GNU}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    huge = compiled.model_copy(update={"kv_cache_bytes": 2**60})
+    with pytest.raises(EngineConfigError, match="weights and workspace leave"):
+        load_torch_runner(
+            huge,
+            read_model_config(checkpoint.config),
+            checkpoint,
+            num_blocks=8,
+            max_request_tokens=64,
+        )
