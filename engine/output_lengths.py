@@ -8,8 +8,6 @@ Observations, 1958). A range remembers about its last trials, so that a change o
 after as many. Must not know sequences, blocks or time.
 """
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -84,17 +82,6 @@ class OutputLengths:
         Of the answers that got to ``a`` the share that gets to ``b`` is the difference of the two.
         """
         return np.interp(num_tokens, _START_POINTS, self._at_starts())
-
-    def quantile(self, share: float, *, num_tokens: int = 0) -> float:
-        """The length before which ``share`` of the answers end, of those that got to
-        ``num_tokens``; infinite beyond what is counted.
-        """
-        log_survival = self._at_starts()
-        wanted = float(self.log_survival(np.array(float(num_tokens)))) + math.log1p(-share)
-        if wanted < log_survival[-1]:
-            return math.inf
-        # It falls, and interpolation wants what rises.
-        return float(np.interp(-wanted, -log_survival, _START_POINTS))
 
     def _at_starts(self) -> NDArray[np.float64]:
         if self._log_survival is None:
