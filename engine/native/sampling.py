@@ -4,8 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.attention.base import IntArray
 from engine.native.library import StepLibrary
-from engine.sampling.kernels import MAX_NEAR, IntArray, NearLargest
+from engine.sampling.kernels import MAX_NEAR, NearLargest
 
 
 class NativeSampling:

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.base import IntArray
 from engine.sampling.adjustments import BatchAdjustments
-from engine.sampling.kernels import IntArray, NearLargest
+from engine.sampling.kernels import NearLargest
 from engine.sampling.likeliest import likeliest
 from engine.sampling.rescoring import Rescore
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-IntArray = NDArray[np.int64]
+from engine.attention.base import IntArray
 
 MAX_NEAR = 8
 """Tokens of a row among which exact logits decide. A row where more are so close says nothing."""

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.attention.base import IntArray
 from engine.messages import TokenLogprobs
 from engine.sampling.adjustments import BatchAdjustments, SlotAdjustments
 from engine.sampling.chunking import rows_per_chunk
@@ -27,7 +28,6 @@ from engine.step import Admission, SampledToken
 
 __all__ = ["Rescore", "Sampler"]
 
-IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 FloatColumns = NDArray[np.float64]
 _Draw = Callable[[Tensor, DrawParams], Tensor]

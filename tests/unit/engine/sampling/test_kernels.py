@@ -6,9 +6,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.attention.base import IntArray
 from engine.messages import SamplingParams
 from engine.sampling.drawing import DrawParams, draw_filtered
-from engine.sampling.kernels import MAX_NEAR, IntArray, NearLargest
+from engine.sampling.kernels import MAX_NEAR, NearLargest
 from engine.sampling.sampler import Sampler
 from engine.step import Admission
 from tests.unit.engine.sampling.sampling_cases import CPU
