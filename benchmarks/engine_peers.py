@@ -15,11 +15,12 @@ from benchmarks.peer_environment import (
 )
 from benchmarks.peer_process import PeerProcess
 from benchmarks.statistics import percentile
+from benchmarks.vllm_environment import vllm_environment
 from deployments.environment import child_environment
 
 PEER_NAMES = (VLLM_NAME, "transformers")
 _NUM_TRIALS = 3
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_VLLM_KV_CACHE_GIB = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +59,11 @@ def start_peer(name: str, setup: PeerSetup, cases: Sequence[Case]) -> Peer:
     """Raises PeerEnvironmentError or PeerFailure."""
     if name == VLLM_NAME:
         return _start_vllm(setup, cases)
-    settings = {"OMP_NUM_THREADS": str(len(setup.cores))}
+    settings = {"OMP_NUM_THREADS": str(len(setup.cores)), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "benchmarks.peer_transformers"]
     command += ["--checkpoint", str(setup.checkpoint), "--dtype", setup.dtype]
     command += ["--threads", str(len(setup.cores))]
     return Peer(_start(name, command, settings, setup), settings)
-
-
-def vllm_settings(cores: Sequence[int]) -> dict[str, str]:
-    """Environment variables that bind vLLM's threads to all of ``cores``."""
-    is_range = list(cores) == list(range(cores[0], cores[-1] + 1)) and len(cores) > 1
-    return {
-        "VLLM_CPU_OMP_THREADS_BIND": (
-            f"{cores[0]}-{cores[-1]}" if is_range else ",".join(map(str, cores))
-        ),
-        "OMP_NUM_THREADS": str(len(cores)),
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-    }
 
 
 def fastest_budget(trials: Mapping[str, Mapping[str, float]]) -> str:
@@ -90,7 +78,7 @@ def fastest_budget(trials: Mapping[str, Mapping[str, float]]) -> str:
 
 def _start_vllm(setup: PeerSetup, cases: Sequence[Case]) -> Peer:
     python = ensure_environment(VLLM_NAME, VLLM_REQUIREMENTS, VLLM_REMOVED, setup.peers_home)
-    settings = vllm_settings(setup.cores)
+    settings = vllm_environment(setup.cores, kv_cache_gib=_VLLM_KV_CACHE_GIB)
 
     def start(budget: int) -> PeerProcess:
         command = [str(python), "-m", "benchmarks.peer_vllm"]
@@ -135,5 +123,5 @@ def _start(
     name: str, command: Sequence[str], settings: Mapping[str, str], setup: PeerSetup
 ) -> PeerProcess:
     print(f"starting {name}: {' '.join(command)}", file=sys.stderr)
-    environment = child_environment({**_OFFLINE, **settings})
+    environment = child_environment(settings)
     return PeerProcess(name, command, environment, setup.log_folder / f"{name}.log")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,18 +99,6 @@ def ray_serve_llm(
     return Contestant("ray-serve-llm", _target(port, model), command, {**environment, **ray})
 
 
-def vllm_environment(cores: Sequence[int]) -> dict[str, str]:
-    """vLLM on these cores: a thread on each, none kept back for its front."""
-    return {
-        "OMP_NUM_THREADS": str(len(cores)),
-        "VLLM_CPU_OMP_THREADS_BIND": _ranges(cores),
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
 def serve_file_for(
     source: Path, port: int, *, num_threads: int | None, num_replicas: int | None
 ) -> str:
@@ -131,10 +119,3 @@ def serve_file_for(
 def _target(port: int, model: str) -> Target:
     url = f"http://{HOST}:{port}"
     return parse_target(url, model=model, api_key=None, allow_remote=False)
-
-
-def _ranges(cores: Sequence[int]) -> str:
-    """`0-1` for 0 and 1, `0,2` for 0 and 2."""
-    if len(cores) > 1 and list(cores) == list(range(cores[0], cores[-1] + 1)):
-        return f"{cores[0]}-{cores[-1]}"
-    return ",".join(map(str, cores))

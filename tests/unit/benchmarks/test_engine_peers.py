@@ -1,15 +1,4 @@
-from benchmarks.engine_peers import fastest_budget, vllm_settings
-
-
-def test_vllm_is_bound_to_all_cores_of_ours() -> None:
-    assert vllm_settings([0, 1]) == {
-        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-        "OMP_NUM_THREADS": "2",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-    }
-    assert vllm_settings([3])["VLLM_CPU_OMP_THREADS_BIND"] == "3"
-    assert vllm_settings([0, 2, 5])["VLLM_CPU_OMP_THREADS_BIND"] == "0,2,5"
+from benchmarks.engine_peers import fastest_budget
 
 
 def test_the_budget_that_is_fastest_over_all_cases_is_taken() -> None:
