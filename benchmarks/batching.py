@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.batching_columns import FULL, SHORT, BatchingColumns
-from benchmarks.batching_engine import EngineFailure, SharedRunner
+from benchmarks.batching_engine import SharedRunner
 from benchmarks.result import BenchmarkResult, CaseResult, ResultError
 from deployments.environment import headwater_home
 from engine.checkpoints.store import checkpoint_path
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=options.seed,
             results=results,
         ).write(options.out)
-    except (EngineError, EngineFailure, ResultError, OSError) as error:
+    except (EngineError, ResultError, OSError) as error:
         print(f"benchmarks.batching: {error}", file=sys.stderr)
         return 1
     return 0

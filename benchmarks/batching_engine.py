@@ -7,21 +7,17 @@ all share the pool: a figure differs by the configuration alone. Must not know p
 import random
 from pathlib import Path
 
-from cache_tiers.keys import KeySalt, block_keys, root_key
+from deployments.offline_engine import check_output, create_engine
+from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine, StepOutput
 from engine.heap import keep_freed_memory
-from engine.messages import EngineRequest, SamplingParams
+from engine.messages import EngineRequest
 from engine.runner import create_runner
 from engine.step import StepPlan
 from engine.warm_up import warm_up
 
-_REQUEST_TIMEOUT_S = 3600.0
 _WARM_UP_LIMIT_S = 2.0
-
-
-class EngineFailure(Exception):
-    """The engine failed on a request of the benchmark."""
 
 
 class SharedRunner:
@@ -34,8 +30,7 @@ class SharedRunner:
             EngineSpec(model="benchmark", checkpoint=checkpoint, config=config)
         )
         self._max_num_seqs = config.max_num_seqs
-        self._block_size_tokens = config.block_size_tokens
-        self._root = root_key(KeySalt("benchmark", config.dtype, config.block_size_tokens, ""))
+        self._requests = OfflineRequests(config.block_size_tokens)
         self._random = random.Random(seed)
 
     @property
@@ -49,14 +44,7 @@ class SharedRunner:
     def make_engine(self, config: EngineConfig, *, num_blocks: int | None = None) -> Engine:
         """A warm engine that works with the first ``num_blocks`` of the pool, or with all."""
         loaded = self._loaded
-        engine = Engine(
-            config,
-            geometry=loaded.geometry,
-            num_blocks=num_blocks or loaded.num_blocks,
-            max_model_len=loaded.max_model_len,
-            vocab_size=loaded.vocab_size,
-            runner=loaded.runner,
-        )
+        engine = create_engine(loaded, config, num_blocks=num_blocks)
         warm_up(
             engine,
             config,
@@ -93,15 +81,11 @@ class SharedRunner:
         self, request_id: str, token_ids: list[int], *, max_tokens: int
     ) -> EngineRequest:
         """Greedy, and with exactly ``max_tokens`` tokens as the answer: nothing ends it before."""
-        keys: list[bytes] = list(block_keys(self._root, token_ids, self._block_size_tokens))
-        sampling = SamplingParams(max_tokens, temperature=0.0)
-        return EngineRequest(request_id, token_ids, self._root, keys, sampling, _REQUEST_TIMEOUT_S)
+        return self._requests.make(request_id, token_ids, max_tokens)
 
 
 def step(engine: Engine) -> StepOutput:
-    """One step; raises `EngineFailure` if a request failed in it."""
+    """One step; raises `EngineError` if a request failed in it."""
     output = engine.step()
-    for delta in output.deltas:
-        if delta.error is not None:
-            raise EngineFailure(f"request {delta.request_id}: {delta.error}")
+    check_output(output)
     return output

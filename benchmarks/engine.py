@@ -20,7 +20,6 @@ from typing import Any
 
 from benchmarks.engine_cases import CASES, decode_case
 from benchmarks.engine_driver import (
-    EngineFailure,
     OwnEngine,
     create_matrix_work,
     give_back_heap,
@@ -59,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = OwnEngine(options.checkpoint, engine_config(options, options.quantization))
         with _peers(options) as peers:
             reasons = _run(options, own, peers)
-    except (EngineError, EngineFailure, PeerEnvironmentError, PeerFailure, OSError) as error:
+    except (EngineError, PeerEnvironmentError, PeerFailure, OSError) as error:
         print(f"benchmarks.engine: {error}", file=sys.stderr)
         return 1
     for reason in reasons:

@@ -11,21 +11,16 @@ import torch
 from benchmarks.engine_cases import Case, Prompts
 from benchmarks.engine_timing import Speed, measure_speed
 from benchmarks.matrix_work import MatrixWork
-from cache_tiers.keys import KeySalt, block_keys, root_key
+from deployments.offline_engine import check_output, create_engine
+from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine
 from engine.garbage import GarbageCollector
 from engine.layers.linear import can_pack
-from engine.messages import EngineRequest, SamplingParams
 from engine.models.registry import read_model_config
 from engine.runner import LoadedRunner, create_runner
 
-_REQUEST_TIMEOUT_S = 3600.0
 _SEED = 0
-
-
-class EngineFailure(Exception):
-    """The engine failed on a request of the benchmark."""
 
 
 class EngineDriver:
@@ -34,24 +29,18 @@ class EngineDriver:
     def __init__(self, engine: Engine, config: EngineConfig, garbage: GarbageCollector) -> None:
         self._engine = engine
         self._garbage = garbage
-        self._config = config
-        self._root = root_key(KeySalt("benchmark", config.dtype, config.block_size_tokens, ""))
+        self._requests = OfflineRequests(config.block_size_tokens)
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
-        keys: list[bytes] = list(block_keys(self._root, prompt, self._config.block_size_tokens))
-        sampling = SamplingParams(max_tokens, temperature=0.0)
-        self._engine.add(
-            EngineRequest(request_id, prompt, self._root, keys, sampling, _REQUEST_TIMEOUT_S)
-        )
+        self._engine.add(self._requests.make(request_id, prompt, max_tokens))
 
     def step(self) -> Mapping[str, int]:
         """With the collection of garbage after it, as the step loop does."""
-        num_new: dict[str, int] = {}
-        for delta in self._engine.step().deltas:
-            if delta.error is not None:
-                raise EngineFailure(f"request {delta.request_id}: {delta.error}")
-            if delta.token_ids:
-                num_new[delta.request_id] = len(delta.token_ids)
+        output = self._engine.step()
+        check_output(output)
+        num_new = {
+            delta.request_id: len(delta.token_ids) for delta in output.deltas if delta.token_ids
+        }
         self._garbage.collect_between_steps()
         return num_new
 
@@ -75,7 +64,7 @@ class OwnEngine:
         loaded = create_runner(EngineSpec(model="benchmark", checkpoint=checkpoint, config=config))
         self.loaded = loaded
         garbage = GarbageCollector()
-        self.driver = EngineDriver(_create_engine(loaded, config), config, garbage)
+        self.driver = EngineDriver(create_engine(loaded, config), config, garbage)
         self.prompts = Prompts(_SEED, loaded.vocab_size)
         garbage.take_over()
 
@@ -99,17 +88,6 @@ def create_matrix_work(loaded: LoadedRunner, config: EngineConfig) -> MatrixWork
         dtype=dtype,
         layout="packed" if is_packed else "mapped",
         max_num_batched_tokens=config.max_num_batched_tokens,
-    )
-
-
-def _create_engine(loaded: LoadedRunner, config: EngineConfig) -> Engine:
-    return Engine(
-        config,
-        geometry=loaded.geometry,
-        num_blocks=loaded.num_blocks,
-        max_model_len=loaded.max_model_len,
-        vocab_size=loaded.vocab_size,
-        runner=loaded.runner,
     )
 
 

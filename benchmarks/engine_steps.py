@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
 from benchmarks.engine_cases import decode_case
-from benchmarks.engine_driver import EngineFailure, OwnEngine
+from benchmarks.engine_driver import OwnEngine
 from benchmarks.result import CaseResult
 from benchmarks.statistics import percentile
+from engine.errors import EngineError
 
 HOST_BATCHES = (16, 64)
 JITTER_BATCH = 16
@@ -122,7 +123,7 @@ def _decode(
         num_new = own.driver.step()
         step_s = time.perf_counter() - started_s
         if len(num_new) != num_seqs:
-            raise EngineFailure(f"a step gave tokens to {len(num_new)} of {num_seqs} sequences")
+            raise EngineError(f"a step gave tokens to {len(num_new)} of {num_seqs} sequences")
         count(step_s, model_time.total_s - model_before_s)
     own.driver.abort(request_ids)
 

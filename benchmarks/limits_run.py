@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.statistics import percentile
-from cache_tiers.keys import KeySalt, block_keys, root_key
+from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
 from engine.kv_geometry import KvGeometry, KvGroup
-from engine.messages import EngineRequest, SamplingParams
+from engine.messages import EngineRequest
 from engine.observations import StepRecord
 from engine.paced_runner import PacedRunner
 from engine.warm_up import warm_up
@@ -27,7 +27,6 @@ _VOCAB_SIZE = 50_000
 _MAX_MODEL_LEN = 8192
 _NUM_BLOCKS = 16_384
 _GEOMETRY = KvGeometry((KvGroup((0,), None),), 1, 1, BLOCK_SIZE_TOKENS, 2)
-_ROOT_KEY = root_key(KeySalt("limits", "", BLOCK_SIZE_TOKENS, ""))
 _NOISE = 0.05
 _SLOW_SHARE = 0.01
 
@@ -165,16 +164,10 @@ class VirtualEngine:
                 outcome.tpots_s.append((self.now_s - stream.first_s) / (stream.num_tokens - 1))
 
     def _requests(self, asks: Sequence[Ask]) -> Iterator[EngineRequest]:
+        requests = OfflineRequests(BLOCK_SIZE_TOKENS)
         for index, ask in enumerate(asks):
             token_ids = self._draw.choices(range(_VOCAB_SIZE), k=ask.prompt_len)
-            yield EngineRequest(
-                f"{index}",
-                token_ids,
-                _ROOT_KEY,
-                list(block_keys(_ROOT_KEY, token_ids, BLOCK_SIZE_TOKENS)),
-                SamplingParams(max_tokens=ask.output_len, temperature=0.0),
-                timeout_s=1e6,
-            )
+            yield requests.make(f"{index}", token_ids, ask.output_len)
 
     def _clock(self) -> float:
         return self.now_s

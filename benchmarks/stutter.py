@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.batching_engine import EngineFailure, SharedRunner
+from benchmarks.batching_engine import SharedRunner
 from benchmarks.result import BenchmarkResult, CaseResult, ResultError
 from benchmarks.stutter_run import ArrivalRun, Scene
 from benchmarks.stutter_summary import (
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=_SEED,
             results=_summarize(columns),
         ).write(options.out)
-    except (EngineError, EngineFailure, ResultError, OSError) as error:
+    except (EngineError, ResultError, OSError) as error:
         print(f"benchmarks.stutter: {error}", file=sys.stderr)
         return 1
     return 0

@@ -7,9 +7,10 @@ Must not know which configurations are compared.
 import time
 from dataclasses import dataclass
 
-from benchmarks.batching_engine import EngineFailure, SharedRunner, step
+from benchmarks.batching_engine import SharedRunner, step
 from benchmarks.stutter_summary import Arrival
 from engine.engine import Engine
+from engine.errors import EngineError
 from engine.messages import TokenDelta
 
 _PROMPT_ID = "prompt"
@@ -89,7 +90,7 @@ class ArrivalRun:
             if delta.request_id == _PROMPT_ID:
                 continue
             if delta.finish_reason is not None:
-                raise EngineFailure(f"stream {delta.request_id} ended before it was measured")
+                raise EngineError(f"stream {delta.request_id} ended before it was measured")
             last_s = self._last_token_s.get(delta.request_id)
             if last_s is not None:
                 self._gaps_s.append(now_s - last_s)

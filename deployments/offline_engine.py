@@ -6,19 +6,38 @@ For the command line. Must not know what is measured.
 import random
 from pathlib import Path
 
-from cache_tiers.keys import KeySalt, block_keys, root_key
+from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig, EngineSpec
-from engine.engine import Engine
+from engine.engine import Engine, StepOutput
 from engine.errors import EngineError
-from engine.messages import EngineRequest, SamplingParams
 from engine.observations import StepRecord
 from engine.profile import Profile, ProfileOrder
 from engine.profiling import StepProfiler
-from engine.runner import check_start, create_runner
+from engine.runner import LoadedRunner, check_start, create_runner
 
-_REQUEST_TIMEOUT_S = 24 * 3600.0
 _FIRST_TOKEN_ID = 3
 """Below are special ones, as a rule."""
+
+
+def create_engine(
+    loaded: LoadedRunner, config: EngineConfig, *, num_blocks: int | None = None
+) -> Engine:
+    """One that works with the first ``num_blocks`` of the pool, or with all."""
+    return Engine(
+        config,
+        geometry=loaded.geometry,
+        num_blocks=num_blocks or loaded.num_blocks,
+        max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
+        runner=loaded.runner,
+    )
+
+
+def check_output(output: StepOutput) -> None:
+    """Raises `EngineError` if a request failed in the step."""
+    for delta in output.deltas:
+        if delta.error is not None:
+            raise EngineError(f"request {delta.request_id}: {delta.error}")
 
 
 class OfflineEngine:
@@ -31,16 +50,8 @@ class OfflineEngine:
         loaded = create_runner(spec)
         self._vocab_size = loaded.vocab_size
         self._config = config
-        self._block_size = config.block_size_tokens
-        self._root = root_key(KeySalt("offline", config.dtype, self._block_size, ""))
-        self._engine = Engine(
-            config,
-            geometry=loaded.geometry,
-            num_blocks=loaded.num_blocks,
-            max_model_len=loaded.max_model_len,
-            vocab_size=loaded.vocab_size,
-            runner=loaded.runner,
-        )
+        self._requests = OfflineRequests(config.block_size_tokens)
+        self._engine = create_engine(loaded, config)
         # What stays on this machine need not be small.
         self._profiler = StepProfiler(loaded.probe, max_trace_bytes=2**30)
         self._draw = random.Random(0)  # noqa: S311 - made-up prompts
@@ -59,20 +70,14 @@ class OfflineEngine:
             self._draw.randrange(min(_FIRST_TOKEN_ID, self._vocab_size - 1), self._vocab_size)
             for _ in range(prompt_len)
         ]
-        keys: list[bytes] = list(block_keys(self._root, prompt, self._block_size))
-        sampling = SamplingParams(max_tokens, temperature=0.0)
-        self._engine.add(
-            EngineRequest(request_id, prompt, self._root, keys, sampling, _REQUEST_TIMEOUT_S)
-        )
+        self._engine.add(self._requests.make(request_id, prompt, max_tokens))
 
     def step(self) -> tuple[set[str], StepRecord | None]:
         """The requests that got a token, and what the step was. Raises `EngineError`."""
         self._profiler.begin_step()
         output = self._engine.step()
         self._profiler.end_step(output.record)
-        for delta in output.deltas:
-            if delta.error is not None:
-                raise EngineError(f"request {delta.request_id}: {delta.error}")
+        check_output(output)
         return {delta.request_id for delta in output.deltas if delta.token_ids}, output.record
 
     def abort(self, request_ids: set[str]) -> None:

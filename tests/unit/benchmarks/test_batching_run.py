@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.batching_engine import EngineFailure, SharedRunner, step
+from benchmarks.batching_engine import SharedRunner, step
 from benchmarks.batching_outcome import Outcome
 from benchmarks.batching_policies import CONTINUOUS, DYNAMIC, STATIC, STATIC_COMPACT, Policy
 from benchmarks.batching_run import PolicyRun, run_without_kv_cache
 from benchmarks.batching_workload import Ask
 from benchmarks.stutter_run import ArrivalRun, Scene
 from engine.config import MIB, EngineConfig, PacedConfig
+from engine.errors import EngineError
 from tests.unit.engine.tiny_models import make_tiny_model, write_checkpoint
 
 ASKS = [Ask(0, 4, 9, 0.0), Ask(1, 8, 3, 0.0)]
@@ -100,7 +101,7 @@ def test_without_a_kv_cache_every_token_computes_its_whole_sequence(shared: Shar
 def test_a_request_that_fails_ends_the_benchmark(shared: SharedRunner) -> None:
     engine = shared.make_engine(CONFIG)
     engine.add(shared.make_request("long", shared.draw_prompt(10_000), max_tokens=1))
-    with pytest.raises(EngineFailure, match="request long: The prompt has 10000 tokens"):
+    with pytest.raises(EngineError, match="request long: The prompt has 10000 tokens"):
         step(engine)
 
 
