@@ -30,6 +30,8 @@ class MemoryReport:
     num_blocks: int
     geometry: KvGeometry
     num_ranks: int = 1
+    calibration_bytes: int = 0
+    """Of a rank, before there are weights or a pool, and gone when they come."""
 
     @property
     def kv_pool_bytes(self) -> int:
@@ -69,10 +71,11 @@ def report_memory(
     max_request_tokens: int,
     is_compiled: bool = False,
     is_packed_mapped: bool = True,
+    is_packed: bool = False,
 ) -> MemoryReport:
     """Of a replica that isn't loaded yet; ``hf_config`` is the checkpoint's config.json, ``model``
     the whole model, ``geometry`` that of one rank; ``is_compiled``: with the compiled step;
-    ``is_packed_mapped``: whose packed weights lie in a file."""
+    ``is_packed_mapped``: whose packed weights lie in a file, and with ``is_packed`` do already."""
     shard = shard_model(model, RankSpec(0, config.tensor_parallel_size))
     element = geometry.bytes_per_element
     is_converted = _stored_dtype(hf_config) != config.dtype
@@ -97,7 +100,20 @@ def report_memory(
         num_blocks=num_blocks,
         geometry=geometry,
         num_ranks=config.tensor_parallel_size,
+        calibration_bytes=(
+            0 if is_compiled and is_packed else _calibration_bytes(config, hf_config, model)
+        ),
     )
+
+
+def _calibration_bytes(
+    config: EngineConfig, hf_config: Mapping[str, Any], model: ModelConfig
+) -> int:
+    """Of the whole model in bfloat16, as `engine.models.calibration` holds it where it can't map
+    it."""
+    if config.quantization != "int4" or _stored_dtype(hf_config) == "bfloat16":
+        return 0
+    return 2 * shard_parameters(model, shard_model(model, RankSpec()))
 
 
 def _private_parameters(
@@ -148,6 +164,13 @@ def check_memory(config: EngineConfig, memory: MemoryReport, *, available_bytes:
     """Raise `EngineConfigError` for what doesn't fit into ``available_bytes``, before it loads."""
     if config.device != "cpu":
         return
+    calibration_bytes = memory.num_ranks * memory.calibration_bytes
+    if calibration_bytes > available_bytes:
+        raise EngineConfigError(
+            f"quantization 'int4' takes {calibration_bytes} bytes for a start, of which "
+            f"{available_bytes} are free: free memory, lower tensor_parallel_size, or set "
+            "quantization to 'int8'."
+        )
     room = available_bytes - memory.computing_bytes
     if config.kv_cache_bytes > room:
         remedy = "free memory, or lower max_model_len or max_num_batched_tokens"

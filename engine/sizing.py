@@ -5,6 +5,7 @@ With several tensor-parallel ranks all have as many blocks, each with the KV of 
 heads that ranks share are there for each. What is told here of one rank is rank 0's.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 from engine.checkpoints.store import Checkpoint
@@ -29,6 +30,7 @@ def estimate_memory(
     runs the layers in any case. Loads nothing."""
     model_config = read_model_config(checkpoint.config)
     size = size_engine(config, checkpoint)
+    paths = _packed_paths(config, checkpoint)
     return report_memory(
         config,
         checkpoint.config,
@@ -37,7 +39,8 @@ def estimate_memory(
         num_blocks=size.num_blocks,
         max_request_tokens=size.max_request_tokens,
         is_compiled=may_compile and reason_against_compiled(config, checkpoint) is None,
-        is_packed_mapped=_can_map_packed(config, checkpoint, model_config),
+        is_packed_mapped=can_map(paths, _packed_bytes(config, model_config)),
+        is_packed=all(path.is_file() for path in paths),
     )
 
 
@@ -51,13 +54,14 @@ def check_without_compiled(
         check_memory(config, memory, available_bytes=available_bytes)
 
 
-def _can_map_packed(
-    config: EngineConfig, checkpoint: Checkpoint, model_config: ModelConfig
-) -> bool:
+def _packed_paths(config: EngineConfig, checkpoint: Checkpoint) -> list[Path]:
     size = config.tensor_parallel_size
-    paths = [packed_path(checkpoint.path, config, RankSpec(rank, size)) for rank in range(size)]
-    num_bytes = packed_bytes(config, model_config, shard_model(model_config, RankSpec(0, size)))
-    return can_map(paths, num_bytes)
+    return [packed_path(checkpoint.path, config, RankSpec(rank, size)) for rank in range(size)]
+
+
+def _packed_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
+    shard = shard_model(model_config, RankSpec(0, config.tensor_parallel_size))
+    return packed_bytes(config, model_config, shard)
 
 
 def reason_against_compiled(config: EngineConfig, checkpoint: Checkpoint) -> str | None:

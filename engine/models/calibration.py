@@ -32,7 +32,9 @@ def measure_importance(
     """[in_features] in float32, the mean square of each input, by the name of the layer and the
     kind of linear layer; only of those that ``quantization`` rounds to 4 bits.
 
-    Of the whole model, whose weights are read once more for it.
+    Of the whole model, whose weights are read once more for it: mapped, or converted to bfloat16
+    in memory of this process, which is free again at the end. Every rank does that by itself, if
+    its weights aren't packed yet, which the others don't know: `engine.memory_report` counts all.
     """
     if quantization != "int4":
         return {}

@@ -1,5 +1,6 @@
 """What a replica's memory is for, and what of it this process takes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ def report(
     *,
     is_compiled: bool = False,
     is_packed_mapped: bool = True,
+    is_packed: bool = False,
     **config: Any,
 ) -> MemoryReport:
     model = read_model_config(hf_config)
@@ -47,6 +49,7 @@ def report(
         max_request_tokens=8192,
         is_compiled=is_compiled,
         is_packed_mapped=is_packed_mapped,
+        is_packed=is_packed,
     )
 
 
@@ -113,6 +116,35 @@ def test_packed_weights_without_a_file_are_private(
     assert least_bytes <= memory.private_weight_bytes <= most_bytes
     plain = report(LLAMA_3_8B | change, is_packed_mapped=False, weight_layout="mapped")
     assert plain.private_weight_bytes == 0  # nothing is packed
+
+
+@pytest.mark.parametrize(
+    ("stored", "quantization", "paths", "num_bytes"),
+    [
+        ("float32", "int4", {}, NUM_BYTES),
+        ("float16", "int4", {"is_compiled": True}, NUM_BYTES),
+        ("float32", "int4", {"is_compiled": True, "is_packed": True}, 0),
+        ("float32", "int4", {"is_packed": True}, NUM_BYTES),  # torch packs at each start
+        ("bfloat16", "int4", {}, 0),
+        ("float32", "int8", {}, 0),
+    ],
+    ids=str,
+)
+def test_each_rank_converts_the_whole_model_to_calibrate_it(
+    stored: str, quantization: str, paths: dict[str, Any], num_bytes: int
+) -> None:
+    hf_config = LLAMA_3_8B | {"dtype": stored}
+    memory = report(hf_config, quantization=quantization, tensor_parallel_size=2, **paths)
+    assert memory.calibration_bytes == num_bytes
+
+
+def test_calibration_that_does_not_fit_is_refused() -> None:
+    config = EngineConfig(quantization="int4", kv_cache_bytes=1)
+    # As of a model that is smaller once it is packed and mapped.
+    memory = replace(report(), private_weight_bytes=0, calibration_bytes=8 * GIB, num_ranks=2)
+    check_memory(config, memory, available_bytes=16 * GIB)
+    with pytest.raises(EngineConfigError, match=f"'int4' takes {16 * GIB} bytes for a start"):
+        check_memory(config, memory, available_bytes=16 * GIB - 1)
 
 
 def test_what_does_not_fit_beside_weights_and_workspace_is_refused() -> None:
