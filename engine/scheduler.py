@@ -15,8 +15,6 @@ elsewhere, ``commit`` or ``give_up``; ``add`` and ``finish`` between steps. Pure
 not know clocks, tensors or transport.
 """
 
-from dataclasses import dataclass
-
 from engine.admission_control import AdmissionControl
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
@@ -24,29 +22,14 @@ from engine.kv_demand import KvDemand, create_kv_demand
 from engine.messages import FinishReason
 from engine.notes import Notes
 from engine.observations import LimitReason
+from engine.places import Places
 from engine.plan_draft import PlanDraft
+from engine.prompt_planner import PromptPlanner
 from engine.result_match import match_result
-from engine.running_set import RunningSet
 from engine.sequence import Sequence
 from engine.step import ScheduledSequence, StepPlan, StepResult, TableUpdate
 from engine.step_limits import StepLimits
 from engine.step_time import StepWork
-from engine.waiting_queue import WaitingQueue
-
-
-@dataclass(slots=True)
-class SchedulerTotals:
-    """Counts since start."""
-
-    num_preemptions: int = 0
-    num_prompt_tokens: int = 0
-    """Of admitted requests; a preempted one counts once."""
-    num_cached_prompt_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_recomputed_tokens: int = 0
-    """Computed again by sequences that gave way."""
-    num_padding_tokens: int = 0
-    """Computed by the runner beside what was planned."""
 
 
 class Scheduler:
@@ -62,14 +45,16 @@ class Scheduler:
     ) -> None:
         self._blocks = blocks
         self._notes = notes or Notes()
-        self._waiting = WaitingQueue()
-        self._running = RunningSet(config.max_num_seqs)
+        self._places = Places(config.max_num_seqs, blocks, self._notes)
+        self._waiting = self._places.waiting
+        self._running = self._places.running
+        self.totals = self._places.totals
         self._num_added = 0
         self._num_steps = 0
         self.limits = limits or StepLimits(config)
         self._demand = demand or create_kv_demand(config.kv_admission, blocks)
         self._admission = AdmissionControl(blocks, self._running, self.limits, self._demand)
-        self.totals = SchedulerTotals()
+        self._prompts = PromptPlanner(self._places, blocks, self._admission, self._demand)
 
     @property
     def num_waiting(self) -> int:
@@ -132,7 +117,7 @@ class Scheduler:
         draft = PlanDraft()
         unfinished = self._plan_decodes(draft)
         if unfinished or self._waiting:
-            self._plan_prompts(draft, unfinished, self._prompt_budget())
+            self._prompts.plan(draft, unfinished, self._prompt_budget())
         assert draft.scheduled, "sequences are here, but none of them can advance"
         return self._seal(draft)
 
@@ -173,30 +158,18 @@ class Scheduler:
         """
         alone = self._running.of_slot[plan.scheduled[0].slot]
         while self._running:
-            self._preempt(self._running.last)
-        self._running.clear()
-        self._blocks.reset()
+            self._places.preempt(self._running.last)
+        self._places.clear_running()
         return None if self.limits.shrink(plan) else alone
 
     def reset(self) -> None:
         """After a failure, from any state: drop all sequences, free every slot and block."""
-        self._waiting.clear()
-        self._running.clear()
-        self._blocks.reset()
+        self._places.clear()
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless slots, queues and blocks agree."""
-        self._running.check_integrity()
+        self._places.check_integrity()
         assert len(self._running) <= self.limits.max_seqs_of_memory, "more run than may"
-        for sequences in (self._running, self._waiting):
-            orders = [sequence.order for sequence in sequences]
-            assert orders == sorted(set(orders)), "sequences stand out of order"
-        for sequence in self._waiting:
-            assert sequence.slot is None, "a waiting sequence holds a slot"
-            assert not sequence.block_tables, "a waiting sequence holds blocks"
-        for sequence in [*self._waiting, *self._running]:
-            assert sequence.finish_reason is None, "a finished sequence is still here"
-        self._blocks.check_integrity(self._running)
 
     def _prompt_budget(self) -> int:
         """Tokens that the step has for prompts beside the decodes of all that run."""
@@ -228,7 +201,7 @@ class Scheduler:
             return  # those before use the budget up
         victims = self._admission.find_victims(urgent)
         while victims and self._admission.find_start(urgent) is None:
-            self._preempt(victims.pop())
+            self._places.preempt(victims.pop())
 
     def _plan_decodes(self, draft: PlanDraft) -> list[Sequence]:
         """Returns those that run and are amid their prompts."""
@@ -256,111 +229,10 @@ class Scheduler:
         ):
             victim = self._running.last
             self._demand.record_preemption(victim)
-            self._preempt(victim)
+            self._places.preempt(victim)
             if victim is sequence:
                 return False
         return True
-
-    def _plan_prompts(
-        self, draft: PlanDraft, unfinished: list[Sequence], budget_tokens: int
-    ) -> None:
-        """Those that run and those that wait, in order."""
-        for sequence in unfinished:
-            if sequence.slot is None:  # gave way meanwhile
-                continue
-            budget_tokens = self._plan_admissions(draft, budget_tokens, before=sequence)
-            if budget_tokens > 0 and sequence.slot is not None:
-                budget_tokens = self._plan_chunk(draft, sequence, budget_tokens)
-        self._plan_admissions(draft, budget_tokens)
-
-    def _plan_admissions(
-        self, draft: PlanDraft, budget_tokens: int, before: Sequence | None = None
-    ) -> int:
-        """Admit all that fit, or only those that come before one that runs; returns the budget
-        left.
-        """
-        while budget_tokens > 0 and self._waiting:
-            sequence = self._waiting.first
-            if before is not None and sequence.order > before.order:
-                break
-            hit = self._admission.find_start(sequence)
-            if hit is None:
-                break
-            self._waiting.remove(sequence)
-            self._enter(sequence, num_cached_tokens=hit.num_tokens)
-            self._blocks.admit(sequence, hit)
-            if sequence.cached_tokens is None:
-                sequence.cached_tokens = hit.num_tokens
-                self.totals.num_prompt_tokens += sequence.num_tokens
-                self.totals.num_cached_prompt_tokens += hit.num_tokens
-            draft.admit(sequence)
-            budget_tokens = self._plan_chunk(draft, sequence, budget_tokens)
-            assert sequence.slot is not None, "admitted without room for a token"
-        return budget_tokens
-
-    def _plan_chunk(self, draft: PlanDraft, sequence: Sequence, budget_tokens: int) -> int:
-        """Plan the next tokens of a prompt; returns the budget left: 0 while more of it is to come,
-        or while samples wait that will end with it.
-        """
-        start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
-        end = min(num_tokens, start + budget_tokens)
-        updates: tuple[TableUpdate, ...] = ()
-        if end > sequence.num_writable_tokens:
-            passed = self._blocks.drop_passed(sequence)
-            end = self._reachable_end(draft, sequence, end)
-            if sequence.slot is None:
-                return 0
-            updates = (*passed, *self._blocks.extend(sequence, end, draft.block_copies))
-        is_last = end == num_tokens
-        sampling_slots = self._sampling_slots(draft, sequence) if is_last else ()
-        draft.add_chunk(sequence, end, updates, sampling_slots)
-        if not is_last:
-            return 0
-        if sequence.sampling.max_tokens == 0 and self._waiting.siblings_of(sequence):
-            return 0
-        return budget_tokens - (end - start)
-
-    def _reachable_end(self, draft: PlanDraft, sequence: Sequence, end: int) -> int:
-        """How far, at most to ``end``, there are blocks. Where there are none, because others took
-        those behind its window, the last that this plan does not hold yet gives way: at last
-        ``sequence`` itself.
-        """
-        planned: set[int | None] | None = None
-        while True:
-            reachable = self._blocks.reachable_end(sequence, end)
-            if reachable > sequence.num_computed_tokens:
-                return reachable
-            if planned is None:
-                planned = {entry.slot for entry in draft.scheduled}
-                planned.update(admission.slot for admission in draft.admissions)
-            victim = next(
-                s for s in reversed(self.running) if s is sequence or s.slot not in planned
-            )
-            self._demand.record_preemption(victim)
-            self._preempt(victim)
-            if victim is sequence:
-                return reachable
-
-    def _sampling_slots(self, draft: PlanDraft, sequence: Sequence) -> tuple[int, ...]:
-        """Who draws from the last token of a prompt: its siblings that find a place do, too."""
-        if sequence.sampling.max_tokens == 0:
-            return ()
-        # Places that are left by those that go first.
-        num_places = self._admission.num_free_places - self._waiting.num_before(sequence)
-        siblings: list[Sequence] = []
-        if num_places > 0:
-            for sibling in self._waiting.siblings_of(sequence)[:num_places]:
-                if not self._admission.can_fork(sibling):
-                    break
-                self._waiting.remove(sibling)
-                sibling.cached_tokens = sequence.cached_tokens
-                self._enter(sibling, num_cached_tokens=sequence.cached_tokens or 0)
-                siblings.append(sibling)
-        if siblings:
-            self._blocks.fork(sequence, siblings)
-        for sibling in siblings:
-            draft.admit(sibling)
-        return sum((sibling.own_slots for sibling in siblings), start=sequence.own_slots)
 
     def _commit_chunk(self, sequence: Sequence, entry: ScheduledSequence) -> list[Sequence]:
         """After a part of a prompt; returns who ended with it, without a token."""
@@ -392,33 +264,6 @@ class Scheduler:
             freed_block_ids=self._blocks.take_freed_block_ids(),
         )
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.totals.num_preemptions += 1
-        self._notes.add(sequence, "preempted", sequence.num_held_blocks)
-        sequence.num_once_computed_tokens = max(
-            sequence.num_once_computed_tokens, sequence.num_computed_tokens
-        )
-        self._leave(sequence)
-        sequence.num_expected_hit_tokens = self._blocks.find_prefix(sequence).num_tokens
-        self._waiting.add([sequence])
-
-    def _enter(self, sequence: Sequence, *, num_cached_tokens: int) -> None:
-        self._running.enter(sequence)
-        if sequence.admitted_s is None:
-            sequence.admitted_s = self._notes.now_s
-        self._notes.add(sequence, "admitted", num_cached_tokens)
-
     def _end(self, sequence: Sequence) -> None:
-        """Its last delta is due."""
-        self._notes.add(sequence, "last_token", sequence.num_generated_tokens)
         self._demand.record_end(sequence)
-        if sequence.slot is not None:
-            num_blocks = sequence.num_held_blocks
-            self._leave(sequence)
-            self._notes.add(sequence, "blocks_freed", num_blocks)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self._running.leave(sequence)
-        if sequence.needs_prompt_logprobs:
-            sequence.prompt_logprobs.clear()  # those of the whole prompt come again
-        self._blocks.release(sequence)
+        self._places.end(sequence)

@@ -69,6 +69,8 @@ class Tracer:
     files = (
         "admission_control.py",
         "scheduler.py",
+        "places.py",
+        "prompt_planner.py",
         "plan_draft.py",
         "result_match.py",
         "block_manager.py",

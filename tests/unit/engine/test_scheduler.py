@@ -159,7 +159,7 @@ def test_tokens_computed_again_are_counted_once_for_each_time(prefix_caching: bo
         harness.step()
     assert sequence.num_computed_tokens == 11
     for _ in range(2):
-        harness.scheduler._preempt(sequence)
+        harness.scheduler._places.preempt(sequence)
         harness.step()
         harness.step()
 

@@ -146,7 +146,7 @@ def test_a_preempted_sample_with_tokens_is_nobodys_leader() -> None:
     samples = harness.add_samples("r", prompt(1, 10), num_samples=4)
     harness.step()
     harness.step()
-    harness.scheduler._preempt(samples[2])
+    harness.scheduler._places.preempt(samples[2])
 
     plan = harness.step()
 
@@ -249,7 +249,7 @@ def test_earlier_tokens_are_sent_only_for_penalties(
     request = EngineRequest("r", prompt(2, 3), b"", [], sampling, 60.0)
     [sequence] = harness.add_request(request)
     [first] = harness.step().admissions
-    harness.scheduler._preempt(sequence)
+    harness.scheduler._places.preempt(sequence)
 
     [again] = harness.step().admissions
 
