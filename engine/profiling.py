@@ -2,9 +2,11 @@
 
 One recording at a time; nothing is measured between recordings. Driven by whoever owns the step
 loop, on its thread: ``begin_step`` and ``end_step`` around each step. What was recorded is worked
-up on another thread. Steps meanwhile share the interpreter with it: they are slower for a second
-or so, but nothing holds them up for longer than torch takes to write the few steps that it traced,
-some 5 ms each. Imports torch only where the runner computes with it.
+up on another thread. The step that ends torch's trace waits for torch to gather its events, about
+10 ms for each traced step of some thousand operators. Those that follow share the interpreter with
+the other thread for a fifth of a second: slower, but held up for no longer than torch takes to
+write the events, about 5 ms for each such step. Imports torch only where the runner computes with
+it.
 """
 
 import logging
