@@ -52,7 +52,7 @@ def measure_importance(
         vocabulary=parts.vocabulary,
         rotaries=parts.rotaries,
         layers=parts.layers,
-        head=parts.output_head,
+        head=parts.create_head(),
     )
     generator = torch.Generator().manual_seed(SEED)
     token_ids = torch.randint(config.vocab_size, (NUM_TOKENS,), generator=generator)

@@ -75,8 +75,7 @@ class ModelParts(Generic[L]):
     layers: Sequence[DecoderLayer[L]]
     final_norm: RmsNorm
 
-    @property
-    def output_head(self) -> OutputHead:
+    def create_head(self) -> OutputHead:
         return OutputHead(self.config, vocabulary=self.vocabulary, final_norm=self.final_norm)
 
 
@@ -105,7 +104,7 @@ def load_model(
         vocabulary=parts.vocabulary,
         rotaries=parts.rotaries,
         layers=parts.layers,
-        head=parts.output_head,
+        head=parts.create_head(),
     )
 
 

@@ -80,7 +80,7 @@ def load_weights(
         max_rows=max_logit_rows(config),
     )
     parts = load_parts(source, maker, collectives)
-    return LoadedModel(parts, weights, parts.output_head)
+    return LoadedModel(parts, weights, parts.create_head())
 
 
 def create_native_model(
