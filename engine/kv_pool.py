@@ -30,9 +30,9 @@ class KvPool:
             geometry.num_kv_heads,
             geometry.head_dim,
         )
-        # Pages that no sequence ever touched cost no memory.
         if device.type == "cpu":
-            self._blocks = huge_pages.empty(shape, dtype)
+            # Touched now: the kernel clears a page at its first write, for milliseconds of a step.
+            self._blocks = huge_pages.empty(shape, dtype).zero_()
         else:
             self._blocks = torch.empty(shape, dtype=dtype, device=device)
         views = self._blocks.flatten(1, 2).unbind(0)
