@@ -37,6 +37,7 @@ COPY cache_tiers cache_tiers
 COPY configs configs
 COPY deployments deployments
 COPY engine engine
+COPY simulator simulator
 COPY wire wire
 RUN pip install --no-deps --editable .
 

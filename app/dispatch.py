@@ -23,7 +23,8 @@ from app.errors import (
 )
 from app.fleet import Fleet, Member
 from app.queue import Job
-from app.routing.policy import Policy, choose
+from app.routing.candidate import Policy
+from app.routing.policy import choose
 from app.waiting import ClassQueue, WaitingRoom
 from engine.messages import (
     CacheEvents,

@@ -13,8 +13,9 @@ from operator import attrgetter
 
 from app.client import EngineClient
 from app.queue import Job, WaitingQueue
+from app.routing.candidate import Candidate, HeldPrefix, Policy, RouteRequest
 from app.routing.index import PrefixIndex
-from app.routing.policy import Candidate, Policy, choose, ttft_s
+from app.routing.policy import choose, ttft_s
 from app.routing.stride_remainder import StrideRemainder
 from engine.messages import KEY_STRIDE, CacheEvents, CacheSnapshot
 
@@ -198,13 +199,13 @@ class Fleet:
             )
             for member in fresh
         ]
-        chosen = self._policy(
+        request = RouteRequest(
             len(job.prompt.token_ids),
-            candidates,
+            service_class=job.service_class,
             current=job.engine_id,
             rotation=next(self._rotation),
         )
-        return self._members[chosen.engine_id]
+        return self._members[self._policy(request, candidates).candidate.engine_id]
 
     def _num_matching(self, job: Job) -> dict[str, int]:
         """By engine. A prompt whose log probabilities are asked for is computed whole."""
@@ -294,7 +295,7 @@ def _candidate(
         engine_id=member.engine_id,
         load=member.client.load,
         block_size_tokens=card.block_size_tokens,
-        num_cached_tokens=num_cached_tokens,
+        held=HeldPrefix(num_cached_tokens, num_cached_tokens, num_cached_tokens),
         num_in_flight=member.num_running_samples + num_queued,
         num_unseen=sum(unseen.num_samples for unseen in member.unseen) + num_queued,
         num_unseen_tokens=sum(member.unseen.values()),

@@ -8,11 +8,11 @@ steps, and the KV that has to be freed for it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal
 
+from app.routing.candidate import Candidate, Choice, Policy, RouteRequest
 from engine.messages import LoadView
 from engine.seeds import mix64
 
@@ -27,81 +27,35 @@ TIE_S = 0.001
 """Costs this close are equal: estimates are no better, and a tie spreads the load."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One engine that could take the request, as seen now."""
-
-    engine_id: str
-    load: LoadView
-    block_size_tokens: int
-    num_cached_tokens: int
-    """Of this request's prompt."""
-    num_in_flight: int
-    """Samples of this gateway's requests that run or wait there."""
-    num_unseen: int
-    """Those of requests that ``load`` does not show yet, or that wait for it in this gateway."""
-    num_unseen_tokens: int
-    """Prompt tokens of those that were submitted, less those expected to be cached."""
-    max_num_seqs: int
-    """Samples that the engine runs side by side; 0 while unknown."""
-    num_queued_tokens: int = 0
-    """Whole prompts of those that wait in this gateway and go first."""
-
-
-class Policy(Protocol):
-    """Chooses one of ``candidates``, of which there is at least one; ``choose`` is the default."""
-
-    def __call__(
-        self,
-        num_prompt_tokens: int,
-        candidates: Sequence[Candidate],
-        *,
-        current: str | None = None,
-        rotation: int = 0,
-    ) -> Candidate: ...
-
-
-def choose(
-    num_prompt_tokens: int,
-    candidates: Sequence[Candidate],
-    *,
-    current: str | None = None,
-    rotation: int = 0,
-) -> Candidate:
-    """The cheapest candidate. Among equals ``current`` stays, else the fewest in flight, else by
-    ``rotation``.
+def choose(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
+    """The cheapest candidate. Among equals the current one stays, else the fewest in flight, else
+    by ``rotation``.
 
     Precondition: ``candidates`` is not empty.
     """
     usual = usual_tokens_per_s(candidates)
-    costs = [cost_s(num_prompt_tokens, candidate, usual) for candidate in candidates]
+    costs = [cost_s(request.num_prompt_tokens, candidate, usual) for candidate in candidates]
     limit = min(costs) * (1 + TIE_RATIO) + TIE_S
     tied = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= limit]
     for candidate in tied:
-        if candidate.engine_id == current:
-            return candidate
+        if candidate.engine_id == request.current:
+            return Choice(candidate)
     fewest = min(candidate.num_in_flight for candidate in tied)
     equal = [candidate for candidate in tied if candidate.num_in_flight == fewest]
-    return equal[rotation % len(equal)]
+    return Choice(equal[request.rotation % len(equal)])
 
 
-def power_of_two(
-    num_prompt_tokens: int,  # noqa: ARG001 - what a policy is given
-    candidates: Sequence[Candidate],
-    *,
-    current: str | None = None,  # noqa: ARG001
-    rotation: int = 0,
-) -> Candidate:
+def power_of_two(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
     """Of two random candidates the one with fewer in flight, as Ray Serve's default router does:
     what the cost of prefixes and queues is compared with.
 
     ``rotation`` is the seed. Precondition: ``candidates`` is not empty.
     """
-    draw = mix64(rotation)
+    draw = mix64(request.rotation)
     first = draw % len(candidates)
     # One of the others: drawn from the places after the first, around the end.
     second = (first + 1 + (draw >> 32) % max(1, len(candidates) - 1)) % len(candidates)
-    return min(candidates[first], candidates[second], key=_num_sharing)
+    return Choice(min(candidates[first], candidates[second], key=_num_sharing))
 
 
 PolicyName = Literal["least_ttft", "power_of_two"]

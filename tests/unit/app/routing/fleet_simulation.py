@@ -12,7 +12,8 @@ from app.dispatch import Dispatcher
 from app.errors import ApiError
 from app.fleet import Fleet
 from app.queue import Job, WaitingQueue
-from app.routing.policy import Policy, choose
+from app.routing.candidate import Policy
+from app.routing.policy import choose
 from app.text.tokenization import Prompt
 from benchmarks.chat_workload import ChatTurn, ChatWorkload
 from cache_tiers.keys import block_keys

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.routing.policy import Candidate, choose, cost_s, power_of_two, ttft_s, usual_tokens_per_s
+from app.routing.candidate import Candidate, HeldPrefix, RouteRequest
+from app.routing.policy import choose, cost_s, power_of_two, ttft_s, usual_tokens_per_s
 from engine.messages import LoadView
 
 IDLE = LoadView(num_blocks=1000, num_free_blocks=1000, prefill_tokens_per_s=1000, step_time_s=0.02)
@@ -20,7 +21,7 @@ def candidate(engine_id: str = "e0", load: LoadView = IDLE, **fields: Any) -> Ca
         engine_id=engine_id,
         load=load,
         block_size_tokens=16,
-        num_cached_tokens=0,
+        held=HeldPrefix(),
         num_in_flight=0,
         num_unseen=0,
         num_unseen_tokens=0,
@@ -34,50 +35,53 @@ def loaded(**fields: int | float) -> LoadView:
 
 
 def test_a_cached_prefix_attracts() -> None:
-    cold, warm = candidate("cold"), candidate("warm", num_cached_tokens=1024, num_in_flight=3)
-    assert choose(1100, [cold, warm]).engine_id == "warm"
+    cold, warm = candidate("cold"), candidate("warm", held=HeldPrefix(1024), num_in_flight=3)
+    assert choose(RouteRequest(1100), [cold, warm]).candidate.engine_id == "warm"
 
 
 def test_a_long_queue_outweighs_a_cached_prefix() -> None:
     idle = candidate("idle")
-    busy = candidate("busy", loaded(pending_prefill_tokens=4000), num_cached_tokens=1024)
-    assert choose(1100, [idle, busy]).engine_id == "idle"
+    busy = candidate("busy", loaded(pending_prefill_tokens=4000), held=HeldPrefix(1024))
+    assert choose(RouteRequest(1100), [idle, busy]).candidate.engine_id == "idle"
 
 
 def test_what_this_gateway_just_sent_counts_at_once() -> None:
     sent = candidate("sent", num_unseen=1, num_unseen_tokens=500)
-    assert choose(100, [sent, candidate("free")]).engine_id == "free"
+    assert choose(RouteRequest(100), [sent, candidate("free")]).candidate.engine_id == "free"
 
 
 def test_running_sequences_cost_a_step_each() -> None:
     busy = candidate("busy", loaded(num_running=16))
-    assert choose(100, [busy, candidate("free")]).engine_id == "free"
+    assert choose(RouteRequest(100), [busy, candidate("free")]).candidate.engine_id == "free"
 
 
 def test_an_engine_without_a_place_is_chosen_only_for_a_prefix_that_saves_more() -> None:
     full = candidate("full", loaded(num_running=4), max_num_seqs=4)
     slower = candidate("slower", loaded(num_running=3, step_time_s=0.03), max_num_seqs=4)
-    assert choose(100, [full, slower]).engine_id == "slower"
-    warm = dataclasses.replace(full, num_cached_tokens=4096)
-    assert choose(4000, [warm, slower]).engine_id == "full"
+    assert choose(RouteRequest(100), [full, slower]).candidate.engine_id == "slower"
+    warm = dataclasses.replace(full, held=HeldPrefix(4096))
+    assert choose(RouteRequest(4000), [warm, slower]).candidate.engine_id == "full"
 
 
 def test_a_view_that_is_older_than_the_last_submits_hides_none_of_them() -> None:
     sent = candidate("sent", num_in_flight=4)
-    assert choose(100, [sent, candidate("free")]).engine_id == "free"
+    assert choose(RouteRequest(100), [sent, candidate("free")]).candidate.engine_id == "free"
 
 
 def test_full_memory_repels() -> None:
     full = candidate("full", loaded(num_free_blocks=0))
-    assert choose(500, [full, candidate("free")]).engine_id == "free"
+    assert choose(RouteRequest(500), [full, candidate("free")]).candidate.engine_id == "free"
 
 
 def test_ties_keep_the_current_engine_then_the_least_busy_then_rotate() -> None:
     unmeasured = loaded(step_time_s=0.0)
     busy = candidate("busy", unmeasured, num_in_flight=1)
     a, b = candidate("a", unmeasured), candidate("b", unmeasured)
-    assert choose(10, [busy, a, b], current="busy").engine_id == "busy"
-    assert {choose(10, [busy, a, b], rotation=turn).engine_id for turn in range(4)} == {"a", "b"}
+    assert choose(RouteRequest(10, current="busy"), [busy, a, b]).candidate.engine_id == "busy"
+    assert {
+        choose(RouteRequest(10, rotation=turn), [busy, a, b]).candidate.engine_id
+        for turn in range(4)
+    } == {"a", "b"}
 
 
 LOADS = st.builds(
@@ -95,7 +99,7 @@ CANDIDATES = st.builds(
     engine_id=st.sampled_from(["a", "b", "c"]),
     load=LOADS,
     block_size_tokens=st.just(16),
-    num_cached_tokens=st.integers(0, 10**5),
+    held=st.builds(HeldPrefix, st.integers(0, 10**5)),
     num_in_flight=st.integers(0, 100),
     num_unseen=st.integers(0, 100),
     num_unseen_tokens=st.integers(0, 10**6),
@@ -111,7 +115,7 @@ CANDIDATES = st.builds(
 def test_the_choice_is_among_the_cheapest(
     num_prompt_tokens: int, candidates: list[Candidate], rotation: int
 ) -> None:
-    chosen = choose(num_prompt_tokens, candidates, rotation=rotation)
+    chosen = choose(RouteRequest(num_prompt_tokens, rotation=rotation), candidates).candidate
     usual = usual_tokens_per_s(candidates)
     cheapest = min(cost_s(num_prompt_tokens, candidate, usual) for candidate in candidates)
     assert chosen in candidates
@@ -122,16 +126,17 @@ def test_the_choice_is_among_the_cheapest(
 def test_more_cached_tokens_never_cost_more(
     num_prompt_tokens: int, candidate: Candidate, num_more: int
 ) -> None:
-    warmer = dataclasses.replace(
-        candidate, num_cached_tokens=candidate.num_cached_tokens + num_more
-    )
+    warmer = dataclasses.replace(candidate, held=HeldPrefix(candidate.num_cached_tokens + num_more))
     assert cost_s(num_prompt_tokens, warmer) <= cost_s(num_prompt_tokens, candidate)
 
 
 def test_power_of_two_takes_the_less_busy_of_two_and_each_pair_in_time() -> None:
     loads = {"a": 0, "b": 1, "c": 2, "d": 3}
     candidates = [candidate(name, loaded(num_running=num)) for name, num in loads.items()]
-    chosen = Counter(power_of_two(100, candidates, rotation=turn).engine_id for turn in range(6000))
+    chosen = Counter(
+        power_of_two(RouteRequest(100, rotation=turn), candidates).candidate.engine_id
+        for turn in range(6000)
+    )
     # Of the six pairs "a" is in three, "b" beats two others, "c" one.
     expected = {"a": 3000, "b": 2000, "c": 1000}
     assert chosen.keys() == expected.keys()
@@ -139,14 +144,17 @@ def test_power_of_two_takes_the_less_busy_of_two_and_each_pair_in_time() -> None
 
 
 def test_power_of_two_needs_no_second_candidate() -> None:
-    assert power_of_two(100, [candidate("only")], rotation=3).engine_id == "only"
+    assert (
+        power_of_two(RouteRequest(100, rotation=3), [candidate("only")]).candidate.engine_id
+        == "only"
+    )
 
 
 def test_an_engine_that_has_measured_nothing_is_tried() -> None:
     """Were it taken for a slow one, it would never have anything to measure."""
     measured = candidate("measured", loaded(prefill_tokens_per_s=10_000, num_running=1))
     fresh = candidate("fresh", LoadView())
-    assert choose(1000, [measured, fresh]).engine_id == "fresh"
+    assert choose(RouteRequest(1000), [measured, fresh]).candidate.engine_id == "fresh"
 
 
 def test_prompts_that_wait_count_with_the_share_that_is_usually_not_cached() -> None:
