@@ -1,11 +1,11 @@
-"""The front's copy of the keys that the prefix cache announced: what a snapshot is made of.
+"""The front's copy of the keys that an engine's media announced: what a snapshot is made of.
 
-As large as the cache itself, since what it evicts leaves here, too. Must not know connections.
+As large as what they hold, since what they evict leaves here, too. Must not know connections.
 """
 
 from itertools import islice
 
-from engine.messages import CacheEvents, CacheSnapshot
+from engine.messages import CacheEvents, CacheSnapshot, Medium
 
 MAX_PART_KEYS = 4096
 """Per message: some 140 kB."""
@@ -16,28 +16,36 @@ class CacheMirror:
 
     def __init__(self) -> None:
         self._sequence = 0
-        self._keys: dict[bytes, None] = {}
+        self._keys: dict[Medium, dict[bytes, None]] = {medium: {} for medium in Medium}
         """In order of storing, which keeps the keys of one chain side by side."""
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return sum(map(len, self._keys.values()))
 
     def apply(self, events: CacheEvents) -> None:
         self._sequence = events.sequence
+        held = self._keys[events.medium]
         for key in events.evicted:
-            self._keys.pop(key, None)
-        self._keys.update(dict.fromkeys(events.stored))
+            held.pop(key, None)
+        held.update(dict.fromkeys(events.stored))
 
     def snapshot(self) -> list[CacheSnapshot]:
-        """Everything, in parts; one without keys if nothing is held."""
-        num_parts = max(1, -(-len(self._keys) // MAX_PART_KEYS))
-        keys = iter(self._keys)
+        """Everything, in parts of one medium each; one without keys if nothing is held."""
+        slices = [
+            (medium, keys) for medium, held in self._keys.items() for keys in _slices(held)
+        ] or [(Medium.ACCELERATOR, [])]
         return [
             CacheSnapshot(
                 self._sequence,
-                list(islice(keys, MAX_PART_KEYS)),
+                keys,
                 is_first=part == 0,
-                is_last=part == num_parts - 1,
+                is_last=part == len(slices) - 1,
+                medium=medium,
             )
-            for part in range(num_parts)
+            for part, (medium, keys) in enumerate(slices)
         ]
+
+
+def _slices(held: dict[bytes, None]) -> list[list[bytes]]:
+    keys = iter(held)
+    return [list(islice(keys, MAX_PART_KEYS)) for _ in range(0, len(held), MAX_PART_KEYS)]

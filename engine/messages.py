@@ -208,25 +208,38 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     """Moving average of the time from a sequence's admission to its end; 0 while unknown."""
 
 
+class Medium(IntEnum):
+    """Where an engine replica finds KV again, nearest first."""
+
+    ACCELERATOR = 0
+    HOST = 1
+    """Its node's CPU memory."""
+    DISK = 2
+    """Its node's NVMe."""
+
+
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
-    """What the accelerator's prefix cache gained and lost; every ``KEY_STRIDE``-th block of a chain
-    only.
+    """What one medium gained and lost; every ``KEY_STRIDE``-th block of a chain only.
+
+    A block that moves is evicted from one medium and stored in another; one that was copied is held
+    by both. Model, adapter, tenant and precision stand in the keys (``cache_tiers.keys.KeySalt``).
     """
 
     sequence: int
-    """Counts up by one per ``CacheEvents`` of an engine replica: a jump means that events were
-    missed.
+    """Counts up by one per ``CacheEvents`` of an engine replica, of whichever medium: a jump means
+    that events were missed.
     """
     stored: list[bytes]
     """In runs: keys of one chain stand one after the other, in its order."""
     evicted: list[bytes]
+    medium: Medium = Medium.ACCELERATOR
 
 
 class CacheSnapshot(msgspec.Struct, frozen=True, tag="snapshot"):
-    """All that the prefix cache holds after the events of ``sequence``, in one or more parts.
+    """All that a replica holds after the events of ``sequence``, in one or more parts.
 
     The first message after the card, and the answer to ``GetSnapshot``. What was known of the
-    engine before the first part is forgotten.
+    engine before the first part is forgotten, of every medium.
     """
 
     sequence: int
@@ -234,6 +247,8 @@ class CacheSnapshot(msgspec.Struct, frozen=True, tag="snapshot"):
     """Like ``CacheEvents.stored``."""
     is_first: bool = True
     is_last: bool = True
+    medium: Medium = Medium.ACCELERATOR
+    """Of this part's keys."""
 
 
 KEY_STRIDE = 8

@@ -1,102 +1,149 @@
-"""Which engine probably holds which prefix. Knows keys, engine ids and request ids only.
+"""Which engine probably holds which prefix, and where. Knows keys, engine and request ids only.
 
 Keeps every 8th key of a chain (``engine.messages.KEY_STRIDE``). A wrong entry costs time, never
 correctness: the engine looks for itself. Two layers: what engines said they hold (snapshots and
 events, checked by their sequence numbers), and what this gateway has just sent them, which counts
 until the engine has computed it or has ended it unseen.
 
-    key ──▶ bits, one per engine: 0b0101 is held by the engines of bits 0 and 2
-    forget an engine ──▶ its bit is retired at once, and free again after a sweep in slices
+    key ──▶ bits, three per engine: its accelerator, its node's CPU memory and NVMe
+            0b110_001: on the accelerator of the first, in the memory and on the disk of the second
+    forget an engine ──▶ its bits are retired at once, and free again after a sweep in slices
 
-Keys live in two generations. A used key moves to the young one; when that is half of the bound, the
-old one is dropped: nothing of the most recently used half is ever lost, and no order is kept. The
-bound is of bytes, as ``tracemalloc`` counts them, and holds for everything that is kept here.
+The bound is of bytes, as ``tracemalloc`` counts them, and holds for everything that is kept here.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
+from app.routing.key_table import KeyTable, is_key
 from app.routing.sent_prefixes import SentPrefixes
-from cache_tiers.keys import KEY_BYTES
-from engine.messages import CacheEvents, CacheSnapshot
+from engine.messages import CacheEvents, CacheSnapshot, Medium
 
 BYTES_PER_KEY = 200
-"""At most, with the bits of up to 30 engines: the key and its bits as objects (50 + 28), a dict's
+"""At most, with the bits of up to 10 engines: the key and its bits as objects (50 + 28), a dict's
 entry just after it grew (60), and a place in a sweep, which may be all that is left of another key
 (8 + 50).
 """
-_ENGINES_PER_WORD = 30
+_BITS_PER_WORD = 30
 _BYTES_PER_WORD = 4
 """An integer grows by that for each so many bits."""
+
+_ALL_MEDIA = sum(1 << medium for medium in Medium)
+"""The bits of an engine, as multiples of its first."""
 
 _MAX_EVICTED_MEANWHILE = 1 << 16
 """Keys that an engine may take back while it sends a snapshot, which takes no longer than a step or
 two; with more, it starts over.
 """
+_BYTES_PER_EVICTED = 150
+"""At most, of such a key: the object, and its place in a set just after that grew."""
 
-_SWEPT_PER_KEY = 4
-_SWEPT_PER_CALL = 64
-"""A sweep goes on whenever something is learned, by this much: it never holds up the loop."""
+_NOTHING: Mapping[bytes, int] = MappingProxyType({})
+
+
+class HeldKeys(NamedTuple):
+    """How many of a prompt's keys an engine holds without a gap, counted from the first, by how far
+    it must reach; each counts what lies nearer, too. As ``candidate.HeldPrefix``, in keys.
+    """
+
+    accelerator: int = 0
+    host: int = 0
+    disk: int = 0
+
+
+NO_KEYS = HeldKeys()
 
 
 @dataclass(slots=True, eq=False)
 class _Engine:
-    """One engine's bit, and how far its events were followed."""
+    """One engine's bits, and how far its events were followed."""
 
     bit: int
+    """The first of them, its accelerator's."""
     sequence: int | None = None
     """Of the last events or snapshot; None: nothing was heard yet."""
     is_lost: bool = False
     """Events were missed: nothing is believed until the first part of a snapshot."""
-    evicted: set[bytes] | None = None
-    """While parts of a snapshot are outstanding: what they still name but is gone."""
+    evicted: tuple[set[bytes], ...] | None = None
+    """While parts of a snapshot are outstanding: what they still name but is gone, by medium."""
 
+    @property
+    def all_bits(self) -> int:
+        return self.bit * _ALL_MEDIA
 
-@dataclass(slots=True, eq=False)
-class _Sweep:
-    """Removes retired bits from the keys there were when it began."""
-
-    bits: int
-    keys: list[bytes] = field(default_factory=list)
+    @property
+    def num_evicted(self) -> int:
+        return 0 if self.evicted is None else sum(map(len, self.evicted))
 
 
 class PrefixIndex:
-    """Key to engines; the least recently used keys are forgotten beyond ``max_bytes``."""
+    """Key to engines; the least recently used keys are forgotten beyond ``max_bytes``.
+
+    An engine is known from its first message until ``forget``. Its owner must not pass on what
+    comes from a connection that was given up: that would make it known again.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._max_generation_keys = 1
-        self._young: dict[bytes, int] = {}
-        self._old: dict[bytes, int] = {}
+        self._table = KeyTable()
         self._engines: dict[str, _Engine] = {}
-        self._id_of: dict[int, str] = {}
+        self._place_of: dict[int, tuple[str, Medium]] = {}
+        """By bit."""
         self._live_bits = 0
-        self._retired_bits = 0
-        """Not to be used again before a sweep that began after they were retired."""
-        self._sweep: _Sweep | None = None
+        """The first one of each engine."""
+        self._num_evicted = 0
+        """Of all engines, while parts of their snapshots are outstanding."""
         self._sent = SentPrefixes()
         self._fit()
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._table)
 
     @property
     def num_bytes(self) -> int:
-        """At most so much is taken: by what engines hold, and by what was sent to them."""
-        return len(self) * self._bytes_per_key + self._sent.num_bytes
+        """At most so much is taken: by what engines hold or took back, and by what was sent."""
+        return len(self._table) * self._bytes_per_key + self._num_other_bytes
+
+    def match(self, keys: Sequence[bytes]) -> dict[str, HeldKeys]:
+        """What each engine holds of ``keys``; those that hold nothing of it are left out.
+
+        What was sent to an engine counts as held by its accelerator.
+        """
+        return self._match(keys, self._live_bits, self._sent.bits_of)
 
     def num_matching(self, keys: Sequence[bytes]) -> dict[str, int]:
-        """For each engine that holds the first of ``keys``: how many it holds without a gap."""
-        return self._match(keys, with_sent=True)
+        """For each engine that has the first of ``keys`` on its accelerator: how many it has there
+        without a gap.
+        """
+        matching = self.match(keys)
+        return {id_: held.accelerator for id_, held in matching.items() if held.accelerator}
 
-    def num_confirmed(self, engine_id: str, keys: Sequence[bytes]) -> int:
-        """As ``num_matching`` for one engine, but only what it said itself."""
-        return self._match(keys, with_sent=False).get(engine_id, 0)
+    def num_confirmed(
+        self, engine_id: str, keys: Sequence[bytes], reach: Medium = Medium.ACCELERATOR
+    ) -> int:
+        """How many of ``keys`` the engine holds without a gap as far as ``reach``, by what it said
+        itself.
+        """
+        engine = self._engines.get(engine_id)
+        if engine is None:
+            return 0
+        return self._match(keys, engine.bit, _NOTHING).get(engine_id, NO_KEYS)[reach]
 
-    def count_send(self, engine_id: str, request_id: str, keys: Sequence[bytes]) -> None:
-        """A request with ``keys`` was sent to the engine, which will hold them soon."""
+    def count_send(
+        self,
+        engine_id: str,
+        request_id: str,
+        keys: Sequence[bytes],
+        reach: Medium = Medium.ACCELERATOR,
+    ) -> None:
+        """A request with ``keys`` was sent to the engine, which will soon have them on its
+        accelerator; what it holds as far as ``reach`` it is to take from there.
+        """
         bit = self._engine(engine_id).bit
-        self._sent.add(bit, request_id, keys, self.num_confirmed(engine_id, keys))
+        num_confirmed = self.num_confirmed(engine_id, keys, reach)
+        self._sent.add(bit, request_id, keys, num_confirmed, reach)
         self._fit()
 
     def settle_send(
@@ -120,7 +167,7 @@ class PrefixIndex:
         return engine is not None and (engine.is_lost or engine.evicted is not None)
 
     def apply(self, engine_id: str, events: CacheEvents) -> bool:
-        """Take in what the cache of ``engine_id`` gained and lost.
+        """Take in what a medium of ``engine_id`` gained and lost.
 
         Returns whether a snapshot must be asked for: events were missed, all is forgotten.
         """
@@ -131,17 +178,14 @@ class PrefixIndex:
             self._renew(engine_id).is_lost = True
             return True
         engine.sequence = events.sequence
-        for key in events.evicted:
-            self._remove(engine.bit, key)
-        self._sent.note_evicted(engine.bit, events.evicted)
-        if engine.evicted is not None:
-            engine.evicted.update(filter(_is_key, events.evicted))
-            engine.evicted.difference_update(events.stored)
-            if len(engine.evicted) > _MAX_EVICTED_MEANWHILE:
-                self._renew(engine_id).is_lost = True
-                return True
-        self._add(engine.bit, events.stored)
-        self._sweep_on(len(events.stored) + len(events.evicted))
+        bit = engine.bit << events.medium
+        self._table.remove(bit, events.evicted)
+        self._sent.note_evicted(engine.bit, events.evicted, events.medium)
+        if engine.evicted is not None and not self._note_evicted_meanwhile(engine, events):
+            self._renew(engine_id).is_lost = True
+            return True
+        self._table.add(bit, events.stored)
+        self._table.sweep_on(len(events.stored) + len(events.evicted))
         return False
 
     def seed(self, engine_id: str, snapshot: CacheSnapshot) -> bool:
@@ -152,7 +196,7 @@ class PrefixIndex:
         if snapshot.is_first:
             engine = self._renew(engine_id)
             engine.sequence = snapshot.sequence
-            engine.evicted = set()
+            engine.evicted = tuple(set() for _ in Medium)
         else:
             engine = self._engine(engine_id)
             if engine.is_lost:
@@ -161,11 +205,12 @@ class PrefixIndex:
                 self._renew(engine_id).is_lost = True
                 return True
         assert engine.evicted is not None
-        gone = engine.evicted
-        self._add(engine.bit, (key for key in snapshot.keys if key not in gone))
+        gone = engine.evicted[snapshot.medium]
+        bit = engine.bit << snapshot.medium
+        self._table.add(bit, (key for key in snapshot.keys if key not in gone))
         if snapshot.is_last:
-            engine.evicted = None
-        self._sweep_on(len(snapshot.keys))
+            self._end_snapshot(engine)
+        self._table.sweep_on(len(snapshot.keys))
         return False
 
     def forget(self, engine_id: str) -> None:
@@ -173,7 +218,7 @@ class PrefixIndex:
         engine = self._engines.pop(engine_id, None)
         if engine is not None:
             self._sent.forget(engine.bit)
-            self._retire(engine.bit)
+            self._retire(engine)
 
     def resize(self, max_bytes: int) -> None:
         """Take at most ``max_bytes`` from now on."""
@@ -183,50 +228,50 @@ class PrefixIndex:
     def check_integrity(self) -> None:
         """Bits, engines and bounds agree. For tests."""
         assert self._live_bits == sum(engine.bit for engine in self._engines.values())
-        assert self._id_of == {engine.bit: id_ for id_, engine in self._engines.items()}
-        assert not self._live_bits & self._retired_bits
-        assert not self._young.keys() & self._old.keys(), "a key of two generations"
-        assert len(self._young) < max(1, self._max_generation_keys)
+        assert self._place_of == {
+            engine.bit << medium: (id_, medium)
+            for id_, engine in self._engines.items()
+            for medium in Medium
+        }
+        assert self._num_evicted == sum(engine.num_evicted for engine in self._engines.values())
         assert self.num_bytes <= self._max_bytes or len(self) <= 1, "more bytes than allowed"
-        assert all(map(_is_key, (*self._young, *self._old)))
-        sweeping = self._sweep.bits if self._sweep is not None else 0
-        known_bits = self._live_bits | self._retired_bits | sweeping
-        for bits in (*self._young.values(), *self._old.values()):
-            assert bits, "a key without an engine is kept"
-            assert not bits & ~known_bits, "a bit that is free is still in use"
+        self._table.check_integrity(self._live_bits * _ALL_MEDIA)
         self._sent.check_integrity(self._live_bits)
 
-    def _match(self, keys: Sequence[bytes], *, with_sent: bool) -> dict[str, int]:
-        young, old, sent = self._young, self._old, self._sent.bits_of
-        matching: dict[str, int] = {}
-        alive = self._live_bits
-        num_matching = 0
-        for key in keys:
-            bits = young.get(key)
-            if bits is None:
-                bits = old.pop(key, 0)
-                if bits:
-                    young[key] = bits
-                    if len(young) >= self._max_generation_keys:
-                        self._turn()
-                        young, old = self._young, self._old
-            if with_sent and sent:
-                bits |= sent.get(key, 0)
-            remaining = alive & bits
-            if remaining != alive:
-                if num_matching:
-                    self._note(matching, alive & ~bits, num_matching)
-                alive = remaining
-                if not alive:
+    def _match(
+        self, keys: Sequence[bytes], engine_bits: int, sent: Mapping[bytes, int]
+    ) -> dict[str, HeldKeys]:
+        """Of the engines whose first bits those are."""
+        accelerators, hosts = engine_bits << Medium.ACCELERATOR, engine_bits << Medium.HOST
+        going_on = engine_bits * _ALL_MEDIA
+        """Of each engine: by reaching so far, it holds all keys until now."""
+        matching: dict[str, list[int]] = {}
+        num_held = 0
+        for run in self._table.runs(keys, sent):
+            # Who reaches for the host has what is on the accelerator, too; and so on.
+            reached = run.bits | (run.bits & accelerators) << 1
+            reached |= (reached & hosts) << 1
+            ended = going_on & ~reached
+            if ended:
+                if num_held:
+                    self._note(matching, ended, num_held)
+                going_on ^= ended
+                if not going_on:
                     break
-            num_matching += 1
-        self._note(matching, alive if num_matching else 0, num_matching)
-        return matching
+            num_held += run.num_keys
+        if num_held:
+            self._note(matching, going_on, num_held)
+        return {id_: HeldKeys(*nums) for id_, nums in matching.items()}
 
-    def _note(self, matching: dict[str, int], bits: int, num_matching: int) -> None:
+    def _note(self, matching: dict[str, list[int]], bits: int, num_held: int) -> None:
+        place_of = self._place_of
         while bits:
             bit = bits & -bits
-            matching[self._id_of[bit]] = num_matching
+            engine_id, medium = place_of[bit]
+            if engine_id in matching:
+                matching[engine_id][medium] = num_held
+            else:
+                matching[engine_id] = [0] * medium + [num_held] + [0] * (Medium.DISK - medium)
             bits ^= bit
 
     def _engine(self, engine_id: str) -> _Engine:
@@ -234,12 +279,11 @@ class PrefixIndex:
         return self._enter(engine_id) if engine is None else engine
 
     def _enter(self, engine_id: str) -> _Engine:
-        in_use = self._live_bits | self._retired_bits
-        if self._sweep is not None:
-            in_use |= self._sweep.bits
-        bit = ~in_use & (in_use + 1)  # the lowest one that is free
+        in_use = self._bits_in_use
+        bit = ~in_use & (in_use + 1)  # the lowest one that is free, and so are all of its engine
         self._live_bits |= bit
-        self._id_of[bit] = engine_id
+        for medium in Medium:
+            self._place_of[bit << medium] = engine_id, medium
         self._fit()
         engine = self._engines[engine_id] = _Engine(bit)
         return engine
@@ -250,68 +294,47 @@ class PrefixIndex:
         engine = self._enter(engine_id)
         if before is not None:
             self._sent.move(before.bit, engine.bit)
-            self._retire(before.bit)
+            self._retire(before)
         return engine
 
-    def _retire(self, bit: int) -> None:
-        self._live_bits &= ~bit
-        self._retired_bits |= bit
-        del self._id_of[bit]
+    def _retire(self, engine: _Engine) -> None:
+        self._end_snapshot(engine)
+        self._live_bits &= ~engine.bit
+        for medium in Medium:
+            del self._place_of[engine.bit << medium]
+        self._table.retire(engine.all_bits)
 
-    def _add(self, bit: int, keys: Iterable[bytes]) -> None:
-        young, old = self._young, self._old
-        for key in filter(_is_key, keys):
-            bits = young.get(key)
-            if bits is None:
-                bits = old.pop(key, 0)
-            young[key] = bits | bit
-            if len(young) >= self._max_generation_keys:
-                self._turn()
-                young, old = self._young, self._old
+    def _note_evicted_meanwhile(self, engine: _Engine, events: CacheEvents) -> bool:
+        """Whether that is little enough to wait for the rest of the snapshot."""
+        assert engine.evicted is not None
+        num_before = engine.num_evicted
+        gone = engine.evicted[events.medium]
+        gone.update(filter(is_key, events.evicted))
+        gone.difference_update(events.stored)
+        self._num_evicted += engine.num_evicted - num_before
+        self._fit()
+        return engine.num_evicted <= _MAX_EVICTED_MEANWHILE
 
-    def _remove(self, bit: int, key: bytes) -> None:
-        for generation in (self._young, self._old):
-            bits = generation.get(key)
-            if bits is not None:
-                if bits & ~bit:
-                    generation[key] = bits & ~bit
-                else:
-                    del generation[key]
-                return
+    def _end_snapshot(self, engine: _Engine) -> None:
+        if engine.evicted is not None:
+            self._num_evicted -= engine.num_evicted
+            engine.evicted = None
+            self._fit()
 
-    def _turn(self) -> None:
-        """The young generation is full: it becomes the old one, whose keys are forgotten."""
-        self._old = self._young
-        self._young = {}
+    @property
+    def _bits_in_use(self) -> int:
+        return self._live_bits * _ALL_MEDIA | self._table.retired_bits
 
     @property
     def _bytes_per_key(self) -> int:
-        in_use = self._live_bits | self._retired_bits
-        return BYTES_PER_KEY + in_use.bit_length() // _ENGINES_PER_WORD * _BYTES_PER_WORD
+        num_words = self._bits_in_use.bit_length() // _BITS_PER_WORD
+        return BYTES_PER_KEY + num_words * _BYTES_PER_WORD
+
+    @property
+    def _num_other_bytes(self) -> int:
+        return self._sent.num_bytes + self._num_evicted * _BYTES_PER_EVICTED
 
     def _fit(self) -> None:
-        """Keys, or what they and the sends take, have changed: keep within the bound."""
-        max_keys = max(1, (self._max_bytes - self._sent.num_bytes) // self._bytes_per_key)
-        self._max_generation_keys = max(1, max_keys // 2)
-        if len(self._young) >= self._max_generation_keys:
-            self._turn()
-        while len(self) > max_keys:
-            self._old.popitem()
-
-    def _sweep_on(self, num_keys: int) -> None:
-        """Go on removing retired bits, a few for each of the ``num_keys`` that were learned."""
-        if self._sweep is None:
-            if not self._retired_bits:
-                return
-            self._sweep = _Sweep(self._retired_bits, [*self._old, *self._young])
-            self._retired_bits = 0
-        keys = self._sweep.keys
-        for _ in range(min(len(keys), _SWEPT_PER_CALL + _SWEPT_PER_KEY * num_keys)):
-            self._remove(self._sweep.bits, keys.pop())
-        if not keys:
-            self._sweep = None
-
-
-def _is_key(key: bytes) -> bool:
-    """Whoever sends something else is no engine of ours, and might send something large."""
-    return len(key) == KEY_BYTES
+        """Keys, or what they and all else take, have changed: keep within the bound."""
+        num_left_bytes = self._max_bytes - self._num_other_bytes
+        self._table.fit(max(1, num_left_bytes // self._bytes_per_key))

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_BYTES_PER_KEY = 220
+from engine.messages import Medium
+
+_BYTES_PER_KEY = 260
 """At most, of one key of one send: the key and its bits as objects, entries of two dicts just
 after they grew, and a place in the list of the request's keys.
 """
@@ -18,6 +20,8 @@ class _Send:
     keys: Sequence[bytes]
     num_confirmed: int
     """So many of the first keys the engine had said to hold."""
+    reach: Medium
+    """As far as there."""
     is_evicted: bool = False
     """Since then it took one of those back."""
 
@@ -27,7 +31,7 @@ class SentPrefixes:
 
     def __init__(self) -> None:
         self.bits_of: dict[bytes, int] = {}
-        """Key to the bits of the engines that it was sent to; to read."""
+        """Key to the first bits of the engines that it was sent to; to read."""
         self._sends: dict[int, dict[str, _Send]] = {}
         self._num_sends: dict[int, dict[bytes, int]] = {}
         """By bit and key."""
@@ -39,9 +43,11 @@ class SentPrefixes:
         """At most so much is taken."""
         return self._num_keys * _BYTES_PER_KEY + self._num_requests * _BYTES_PER_SEND
 
-    def add(self, bit: int, request_id: str, keys: Sequence[bytes], num_confirmed: int) -> None:
+    def add(
+        self, bit: int, request_id: str, keys: Sequence[bytes], num_confirmed: int, reach: Medium
+    ) -> None:
         self.settle(bit, request_id, None)  # an id that is used again replaces what it was
-        self._sends.setdefault(bit, {})[request_id] = _Send(keys, num_confirmed)
+        self._sends.setdefault(bit, {})[request_id] = _Send(keys, num_confirmed, reach)
         self._num_keys += len(keys)
         self._num_requests += 1
         num_sends = self._num_sends.setdefault(bit, {})
@@ -63,13 +69,13 @@ class SentPrefixes:
             and not send.is_evicted
         )
 
-    def note_evicted(self, bit: int, keys: Iterable[bytes]) -> None:
-        """The engine no longer holds ``keys``."""
+    def note_evicted(self, bit: int, keys: Iterable[bytes], medium: Medium) -> None:
+        """The engine no longer holds ``keys`` there."""
         bits_of = self.bits_of
         gone = {key for key in keys if bits_of.get(key, 0) & bit}
         if gone:
             for send in self._sends[bit].values():
-                if not gone.isdisjoint(send.keys[: send.num_confirmed]):
+                if medium <= send.reach and not gone.isdisjoint(send.keys[: send.num_confirmed]):
                     send.is_evicted = True
 
     def forget(self, bit: int) -> None:
@@ -85,7 +91,7 @@ class SentPrefixes:
         sends = self._sends.get(bit, {})
         self.forget(bit)
         for request_id, send in sends.items():
-            self.add(new_bit, request_id, send.keys, 0)
+            self.add(new_bit, request_id, send.keys, 0, send.reach)
 
     def check_integrity(self, live_bits: int) -> None:
         """For tests."""
