@@ -23,6 +23,7 @@ from app.requests.body import parse_json_object, read_body
 from app.requests.chat_request import ChatRequest, parse_chat_request
 from app.requests.sampling import check_can_fit, sampling_params
 from app.requests.service_class import choose_class
+from app.requests.session import affinity_of, beginning_of
 from app.text.tokenization import ModelTokenizer, Prompt
 from engine.messages import Usage
 
@@ -43,13 +44,22 @@ class ChatCompletions:
         record.service_class, record.service_tier = choose_class(
             request.service_tier, scope["headers"], config.default_class
         )
+        beginning = beginning_of(message.for_template() for message in request.messages)
+        affinity = affinity_of(request, scope["headers"], beginning)
         is_long = len(body) > config.tokenize_off_loop_chars
         await run_while_connected(
-            receive, partial(self._answer, request, record, send, is_long=is_long)
+            receive, partial(self._answer, request, affinity, record, send, is_long=is_long)
         )
 
     async def _answer(
-        self, request: ChatRequest, record: RequestRecord, send: Send, gone: Gone, *, is_long: bool
+        self,
+        request: ChatRequest,
+        affinity: int | None,
+        record: RequestRecord,
+        send: Send,
+        gone: Gone,
+        *,
+        is_long: bool,
     ) -> None:
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
@@ -71,7 +81,7 @@ class ChatCompletions:
         )
         run = AnswerRun(
             record,
-            [PromptRun(asked, prompt, sampling)],
+            [PromptRun(asked, prompt, sampling, affinity)],
             options,
             _ChatShape(options, tokenizer, prompt),
             dispatcher=dispatcher,

@@ -30,8 +30,11 @@ from app.requests.border import invalid
 from app.requests.completion_request import CompletionRequest, parse_completion_request
 from app.requests.sampling import check_can_fit, check_token_ids, sampling_params
 from app.requests.service_class import choose_class
+from app.requests.session import affinity_of
 from app.text.tokenization import ModelTokenizer, Prompt
 from engine.messages import Usage
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Completions:
@@ -52,12 +55,14 @@ class Completions:
         )
         is_long = len(body) > config.tokenize_off_loop_chars
         await run_while_connected(
-            receive, partial(self._answer, request, record, send, is_long=is_long)
+            receive,
+            partial(self._answer, request, scope["headers"], record, send, is_long=is_long),
         )
 
     async def _answer(
         self,
         request: CompletionRequest,
+        headers: Headers,
         record: RequestRecord,
         send: Send,
         gone: Gone,
@@ -68,7 +73,7 @@ class Completions:
         record.model = dispatcher.model
         tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
         options = request.options()
-        build = partial(_prompt_runs, request, options, tokenizer, record.request_id)
+        build = partial(_prompt_runs, request, headers, options, tokenizer, record.request_id)
         begun_s = time.monotonic()
         runs = await asyncio.to_thread(build) if is_long else build()
         record.note_tokenized(begun_s)
@@ -116,13 +121,18 @@ class _CompletionShape:
 
 
 def _prompt_runs(
-    request: CompletionRequest, options: AnswerOptions, tokenizer: ModelTokenizer, request_id: str
+    request: CompletionRequest,
+    headers: Headers,
+    options: AnswerOptions,
+    tokenizer: ModelTokenizer,
+    request_id: str,
 ) -> list[PromptRun]:
     """Tokenizes; takes about 1 ms per 4,000 characters."""
     prompts = request.prompts()
     runs = [
         _prompt_run(
             request,
+            headers,
             options,
             tokenizer,
             prompt,
@@ -137,6 +147,7 @@ def _prompt_runs(
 
 def _prompt_run(
     request: CompletionRequest,
+    headers: Headers,
     options: AnswerOptions,
     tokenizer: ModelTokenizer,
     asked: str | list[int],
@@ -163,6 +174,7 @@ def _prompt_run(
         ),
         prompt,
         sampling,
+        affinity_of(request, headers, prompt.index_keys[:1]),
     )
 
 

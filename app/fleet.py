@@ -202,6 +202,7 @@ class Fleet:
         request = RouteRequest(
             len(job.prompt.token_ids),
             service_class=job.service_class,
+            affinity=job.affinity,
             current=job.engine_id,
             rotation=next(self._rotation),
         )

@@ -56,6 +56,8 @@ class Job:
     """When the whole request must have ended."""
     num_samples: int = 1
     service_class: ServiceClass = ServiceClass.STANDARD
+    affinity: int | None = None
+    """As ``app.routing.candidate.RouteRequest`` has it."""
     queued_s: float = 0.0
     """When the wait began that it is in, or was in last."""
     submitted_s: float | None = None

@@ -3,8 +3,9 @@
 Serve lets a request set its own timeout, switch off the detection of its disconnect and pick its
 replica. The first two would keep an answer running that nobody reads, and each value that isn't
 UTF-8 is a 500 of Serve's, so `middlewares` removes those headers before Serve sees them: in its
-proxy, and in the port each gateway replica opens for HAProxy. It also settles whose request id
-counts, since Serve makes one for a request without and adds it to every response.
+proxy, and in the port each gateway replica opens for HAProxy. A session's id reaches our router
+under another name. It also settles whose request id counts, since Serve makes one for a request
+without and adds it to every response.
 
 Serve loads them where `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names them; `headwater serve`
 sets it, and on a cluster it belongs into every node's environment. (`controller_options` in the
@@ -31,6 +32,9 @@ STEERING_HEADERS = frozenset(
 )
 """With underscores; Serve takes some of them with hyphens, underscores or both."""
 
+SESSION_HEADER = b"x-headwater-session"
+"""What becomes of `x-session-id`."""
+
 REQUEST_ID_HEADER = b"x-request-id"
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _HAS_CLIENT_ID = "headwater.has_client_request_id"
@@ -38,7 +42,9 @@ _HAS_CLIENT_ID = "headwater.has_client_request_id"
 
 
 class StripServeHeaders:
-    """Pure ASGI: drops `STEERING_HEADERS` from every HTTP and WebSocket request."""
+    """Pure ASGI: drops `STEERING_HEADERS` from every HTTP and WebSocket request; `x-session-id` is
+    renamed.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -46,9 +52,9 @@ class StripServeHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             headers = [
-                item
-                for item in scope["headers"]
-                if item[0].replace(b"-", b"_") not in STEERING_HEADERS
+                (SESSION_HEADER if name == b"x-session-id" else name, value)
+                for name, value in scope["headers"]
+                if name == b"x-session-id" or name.replace(b"-", b"_") not in STEERING_HEADERS
             ]
             scope = {**scope, "headers": headers}
         await self._app(scope, receive, send)

@@ -56,6 +56,7 @@ class PromptRun:
     asked: AskedPrompt
     prompt: Prompt
     sampling: SamplingParams
+    affinity: int | None = None
 
 
 class AnswerRun:
@@ -99,6 +100,7 @@ class AnswerRun:
                 deadline_s=deadline_s,
                 num_samples=options.num_samples,
                 service_class=service_class,
+                affinity=run.affinity,
                 timeline=_beginning(record, len(run.prompt.token_ids)),
             )
             for run, prompt_answer in zip(prompts, self._answer.prompts, strict=True)

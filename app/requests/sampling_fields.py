@@ -63,6 +63,10 @@ Stop = Annotated[
     | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), Tag("list")],
     Discriminator(_string_or_list),
 ]
+Hint = Annotated[
+    str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)
+]
+"""It cannot change the answer, so that a wrong one is ignored."""
 TokenId = Annotated[int, Field(ge=0, le=_MAX_TOKEN_ID)]
 LogitBias = Annotated[
     dict[str, float],
@@ -156,6 +160,10 @@ class SamplingFields(Border):
     """Only requests with the same one share cached prefixes: how long an answer takes then tells
     others nothing of this prompt.
     """
+    prompt_cache_key: Hint = None
+    """Requests with the same one are sent where the others went, if all else is equal."""
+    user: Hint = None
+    """Does the same where no ``prompt_cache_key`` is given."""
 
     @property
     def num_max_tokens(self) -> int | None:

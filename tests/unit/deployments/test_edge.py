@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.config import GatewayConfig
 from app.gateway import Gateway
+from app.requests.session import SESSION_HEADER
 from app.server import create_asgi_app
 from deployments.edge import DropServesRequestId, RefuseUnwatched, middlewares
 
@@ -53,7 +54,7 @@ async def _headers_after(headers: Headers) -> Headers:
     [
         b"x-request-timeout-seconds",
         b"x-request-disconnect-disabled",
-        b"x-session-id",
+        b"x_session_id",
         b"serve_multiplexed_model_id",
         b"serve-multiplexed-model-id",
     ],
@@ -61,6 +62,11 @@ async def _headers_after(headers: Headers) -> Headers:
 async def test_headers_that_steer_serve_never_reach_it(name: bytes) -> None:
     kept = await _headers_after([(name, b"1"), (b"accept", b"*/*")])
     assert kept == [(b"accept", b"*/*")]
+
+
+async def test_a_session_reaches_the_router_and_not_serve() -> None:
+    kept = await _headers_after([(b"x-session-id", b"\xff7"), (b"accept", b"*/*")])
+    assert kept == [(SESSION_HEADER, b"\xff7"), (b"accept", b"*/*")]
 
 
 async def test_other_headers_pass_in_order_and_repeated() -> None:
