@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cache_tiers.keys import BlockKey
 from engine.block_pool import BlockPool
 from engine.kv_geometry import KvGeometry
-from engine.messages import CacheEvents
+from engine.messages import KEY_STRIDE, CacheEvents
 from engine.prefix_cache import PrefixCache, num_passed_blocks
 from engine.sequence import Sequence
 from engine.step import NO_BLOCK, BlockCopy, TableUpdate
@@ -33,7 +33,15 @@ class PrefixHit:
 class BlockManager:
     """Owner of the pool and the prefix cache of one engine."""
 
-    def __init__(self, num_blocks: int, geometry: KvGeometry, *, prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        geometry: KvGeometry,
+        *,
+        prefix_caching: bool,
+        key_stride: int = KEY_STRIDE,
+    ) -> None:
+        """``key_stride``: see ``PrefixCache``."""
         self.geometry = geometry
         self._block_size = geometry.block_size_tokens
         self._windows = [group.window for group in geometry.groups]
@@ -41,7 +49,7 @@ class BlockManager:
             (group, window) for group, window in enumerate(self._windows) if window is not None
         ]
         self._prefix_caching = prefix_caching
-        self._cache = PrefixCache(geometry)
+        self._cache = PrefixCache(geometry, key_stride=key_stride)
         self._pool = BlockPool(num_blocks, on_evict=self._cache.evict)
         self._last_holders = [""] * num_blocks
         """Request ids, of who took each block last."""

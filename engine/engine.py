@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestError, StepOutOfMemory
 from engine.kv_geometry import KvGeometry
 from engine.load_meter import LoadMeter
+from engine.load_view import make_load_view
 from engine.messages import CacheEvents, EngineRequest, FinishReason, LoadView, TokenDelta, Usage
 from engine.notes import Notes
 from engine.observations import EngineStats, RequestNote, StepRecord
@@ -155,7 +156,7 @@ class Engine:
         return StepOutput(
             deltas,
             self._blocks.take_events(),
-            self._load_view(),
+            make_load_view(self._scheduler, self._blocks, self._meter),
             self._recorder.stats(self._scheduler),
             record,
             self._notes.take(),
@@ -304,22 +305,3 @@ class Engine:
             sequence.error = _STEP_FAILED
             self._notes.add(sequence, "last_token", sequence.num_generated_tokens)
             self._deliver([sequence])
-
-    def _load_view(self) -> LoadView:
-        totals = self._scheduler.totals
-        num_waiting_tokens = self._scheduler.num_waiting_tokens
-        return LoadView(
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            pending_prefill_tokens=num_waiting_tokens + self._scheduler.num_running_prefill_tokens,
-            num_free_blocks=self._blocks.num_free_blocks,
-            num_blocks=self._blocks.num_blocks,
-            prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
-            step_time_s=self._meter.step_time_s,
-            num_preemptions=totals.num_preemptions,
-            num_cached_prompt_tokens=totals.num_cached_prompt_tokens,
-            num_prompt_tokens=totals.num_prompt_tokens,
-            num_generated_tokens=totals.num_generated_tokens,
-            num_waiting_tokens=num_waiting_tokens,
-            mean_answer_s=self._meter.mean_answer_s,
-        )

@@ -34,8 +34,10 @@ def num_passed_blocks(window: int | None, position: int, block_size: int) -> int
 class PrefixCache:
     """Owner of the key maps. ``_block_of`` is the truth; the reverse map is derived from it."""
 
-    def __init__(self, geometry: KvGeometry) -> None:
+    def __init__(self, geometry: KvGeometry, *, key_stride: int = KEY_STRIDE) -> None:
+        """``key_stride``: routers are told of every so manieth key of a chain."""
         self._block_size = geometry.block_size_tokens
+        self._key_stride = key_stride
         self._windows = [group.window for group in geometry.groups]
         self._block_of: list[dict[BlockKey, int]] = [{} for _ in self._windows]
         """Per KV group."""
@@ -91,7 +93,7 @@ class PrefixCache:
         content = CachedBlock(key, group, chain_len)
         # Noted before it is done, so that a rollback finds it wherever this is interrupted.
         self._uncommitted.append(content)
-        if chain_len % KEY_STRIDE == 0:
+        if chain_len % self._key_stride == 0:
             self._touched.pop(key, None)  # or it would not stand behind the keys of its chain
             self._touched[key] = None
         blocks[key] = block_id
@@ -182,7 +184,7 @@ class PrefixCache:
 
     def _remove(self, content: CachedBlock) -> None:
         key, group, chain_len = content
-        if chain_len % KEY_STRIDE == 0:
+        if chain_len % self._key_stride == 0:
             self._touched[key] = None
         del self._block_of[group][key]
 

@@ -104,7 +104,7 @@ class Outcome:
     @property
     def request_imbalance(self) -> float:
         """Requests of the busiest replica over the mean of all."""
-        return self._imbalance(lambda request: 1)
+        return self._imbalance(lambda _: 1)
 
     @property
     def prefill_imbalance(self) -> float:

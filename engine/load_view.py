@@ -1,0 +1,27 @@
+"""What routers are told of an engine's load, read from those who own it."""
+
+from engine.block_manager import BlockManager
+from engine.load_meter import LoadMeter
+from engine.messages import LoadView
+from engine.scheduler import Scheduler
+
+
+def make_load_view(scheduler: Scheduler, blocks: BlockManager, meter: LoadMeter) -> LoadView:
+    """As it is between steps."""
+    totals = scheduler.totals
+    num_waiting_tokens = scheduler.num_waiting_tokens
+    return LoadView(
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        pending_prefill_tokens=num_waiting_tokens + scheduler.num_running_prefill_tokens,
+        num_free_blocks=blocks.num_free_blocks,
+        num_blocks=blocks.num_blocks,
+        prefill_tokens_per_s=meter.prefill_tokens_per_s,
+        step_time_s=meter.step_time_s,
+        num_preemptions=totals.num_preemptions,
+        num_cached_prompt_tokens=totals.num_cached_prompt_tokens,
+        num_prompt_tokens=totals.num_prompt_tokens,
+        num_generated_tokens=totals.num_generated_tokens,
+        num_waiting_tokens=num_waiting_tokens,
+        mean_answer_s=meter.mean_answer_s,
+    )
