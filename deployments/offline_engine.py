@@ -58,6 +58,7 @@ class OfflineEngine:
         self.max_request_tokens = self._engine.max_request_tokens
         self.num_kv_tokens = loaded.num_blocks * config.block_size_tokens
         """Of all sequences together."""
+        self.kv_token_bytes = loaded.geometry.token_bytes
 
     def prompt_tokens_beside(self, num_decodes: int) -> int:
         """Of one step in which so many sequences decode, unless limits for streams' sake are on."""

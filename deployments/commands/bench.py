@@ -5,9 +5,18 @@ Drives one engine in this process, without HTTP or Ray.
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from deployments.bench_target import (
+    BenchTarget,
+    add_target_arguments,
+    change_config,
+    count,
+    find_target,
+    for_throughput,
+)
 
 if TYPE_CHECKING:
     from deployments.bench_run import BenchCase, Speed
@@ -19,21 +28,18 @@ MAX_STEPS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target", metavar="MODEL|FILE", help="a model on this machine, or a `serve run` .yaml file"
-    )
-    parser.add_argument("--model", metavar="NAME", help="which one of a file with several")
+    add_target_arguments(parser)
     case = parser.add_argument_group("what is run")
-    case.add_argument("--batch", type=_count, default=16, metavar="N", help="sequences that decode")
+    case.add_argument("--batch", type=count, default=16, metavar="N", help="sequences that decode")
     case.add_argument(
-        "--context", type=_count, default=128, metavar="M", help="tokens of each at the start"
+        "--context", type=count, default=128, metavar="M", help="tokens of each at the start"
     )
     case.add_argument("--steps", type=_steps, default=64, metavar="K", help="decode steps")
     case.add_argument(
-        "--prefill", type=_count, default=512, metavar="L", help="tokens of the prompt prefilled"
+        "--prefill", type=count, default=512, metavar="L", help="tokens of the prompt prefilled"
     )
     engine = parser.add_argument_group("how the engine runs it, in place of what the file says")
-    engine.add_argument("--threads", type=_count, metavar="T", help="CPU threads")
+    engine.add_argument("--threads", type=count, metavar="T", help="CPU threads")
     engine.add_argument("--dtype", choices=["bfloat16", "float32"])
     engine.add_argument("--quantization", choices=["none", "int8", "int4"])
     engine.add_argument("--compiled", choices=["auto", "never", "require"])
@@ -52,10 +58,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"there is no folder {args.profile.parent} to write the trace to", file=sys.stderr)
         return 1
     try:
-        target = _find(args)
-        if target is None:
-            return 1
-        _bench(target, args)
+        target = find_target(args)
+        _bench(replace(target, config=_with_options(target.config, args)), args)
     except EngineError as error:
         print(error, file=sys.stderr)
         return 1
@@ -68,55 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    name: str
-    checkpoint: Path
-    config: "EngineConfig"
-
-
-def _find(args: argparse.Namespace) -> _Target | None:
-    """None if that is not possible, which has been said."""
-    from deployments.environment import headwater_home
-    from engine.checkpoints.store import checkpoint_path
-    from engine.config import EngineConfig
-
-    name, config = args.target, EngineConfig()
-    if name.endswith((".yaml", ".yml")):
-        from deployments.serve_file import read_serve_file
-
-        file = read_serve_file(Path(name))
-        for fault in file.faults:
-            print(file.describe(fault), file=sys.stderr)
-        if file.faults:
-            return None
-        models = {model.args.name: model.args for model in file.models}
-        chosen = args.model or (next(iter(models)) if len(models) == 1 else None)
-        if chosen not in models:
-            what = f"no model {chosen!r}" if chosen else f"{len(models)} models"
-            listed = ", ".join(models) or "none"
-            print(f"{name} has {what}: name one of {listed} with --model", file=sys.stderr)
-            return None
-        name, config = chosen, models[chosen].engine
-    elif args.model is not None:
-        print("--model is for a file with several models", file=sys.stderr)
-        return None
-    if config.tensor_parallel_size > 1:
-        print(
-            f"{name} runs on {config.tensor_parallel_size} ranks, and bench drives one: measure "
-            "the served model with POST /debug/profile",
-            file=sys.stderr,
-        )
-        return None
-    return _Target(name, checkpoint_path(headwater_home(), name), _with_options(config, args))
-
-
 def _with_options(config: "EngineConfig", args: argparse.Namespace) -> "EngineConfig":
-    from pydantic import ValidationError
-
-    from engine.config import EngineConfig
-    from engine.errors import EngineConfigError
-
     asked = {
         "num_threads": args.threads,
         "dtype": args.dtype,
@@ -124,18 +80,10 @@ def _with_options(config: "EngineConfig", args: argparse.Namespace) -> "EngineCo
         "compiled": args.compiled,
         "device": args.device,
     }
-    changed: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
-    changed["prefix_caching"] = False  # every prompt is computed
-    # Nobody waits for a stream: prompts fill their steps.
-    changed["max_step_stretch"] = changed["tpot_target_s"] = None
-    changed["max_num_seqs"] = max(config.max_num_seqs, args.batch)
-    try:
-        return EngineConfig.model_validate({**config.model_dump(), **changed})
-    except ValidationError as error:
-        raise EngineConfigError(error.errors()[0]["msg"]) from error
+    return for_throughput(change_config(config, asked), num_seqs=args.batch)
 
 
-def _bench(target: _Target, args: argparse.Namespace) -> None:
+def _bench(target: BenchTarget, args: argparse.Namespace) -> None:
     from deployments.bench_run import (
         BenchCase,
         check_case,
@@ -161,7 +109,7 @@ def _bench(target: _Target, args: argparse.Namespace) -> None:
         engine.close()
 
 
-def _describe(target: _Target, case: "BenchCase", decode: "Speed", prefill: "Speed") -> str:
+def _describe(target: BenchTarget, case: "BenchCase", decode: "Speed", prefill: "Speed") -> str:
     config = target.config
     how = f"{config.device}, {config.dtype}, quantization {config.quantization}"
     decoded = f"{case.batch} sequences at context {case.context}"
@@ -190,12 +138,6 @@ def _beside(path: Path) -> Path:
     """``decode.json.gz`` and ``decode.prefill.json.gz``."""
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f"{stem}.prefill{dot}{suffixes}")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 2**20:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {2**20}")
-    return int(text)
 
 
 def _steps(text: str) -> int:
