@@ -9,6 +9,7 @@ them, which goes on by slices whenever something is learned: it never holds up t
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from cache_tiers.keys import KEY_BYTES
@@ -118,14 +119,16 @@ class KeyTable:
         self._max_generation_keys = max(1, max_keys // 2)
         if len(self._young) >= self._max_generation_keys:
             self._turn()
-        while len(self) > max_keys:
-            self._old.popitem()
+        num_excess = len(self._old) - self._max_generation_keys
+        for key in list(islice(self._old, max(0, num_excess))):
+            del self._old[key]
 
     def check_integrity(self, live_bits: int) -> None:
         """Nobody has other bits than ``live_bits``, but for retired ones. For tests."""
         assert not live_bits & self.retired_bits
         assert not self._young.keys() & self._old.keys(), "a key of two generations"
         assert len(self._young) < self._max_generation_keys
+        assert len(self._old) <= self._max_generation_keys
         assert all(map(is_key, (*self._young, *self._old)))
         known_bits = live_bits | self.retired_bits
         for bits in (*self._young.values(), *self._old.values()):

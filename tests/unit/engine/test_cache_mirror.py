@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache_mirror import MAX_PART_KEYS, CacheMirror
-from engine.messages import CacheEvents
+from engine.messages import CacheEvents, CacheSnapshot, Medium
 
 
 def key(number: int) -> bytes:
@@ -29,26 +29,35 @@ def test_a_large_snapshot_comes_in_parts_of_one_sequence_and_in_order_of_storing
     assert [k for part in parts for k in part.keys] == keys
 
 
-EVENTS = st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
+MEDIA = st.sampled_from(Medium)
+EVENTS = st.tuples(MEDIA, st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
+Change = tuple[Medium, set[int], set[int]]
+Held = set[tuple[Medium, bytes]]
 
 
 @given(before=st.lists(EVENTS), after=st.lists(EVENTS))
-def test_a_snapshot_and_the_events_that_follow_say_what_the_cache_holds(
-    before: list[tuple[set[int], set[int]]], after: list[tuple[set[int], set[int]]]
+def test_a_snapshot_and_the_events_that_follow_say_what_each_medium_holds(
+    before: list[Change], after: list[Change]
 ) -> None:
     mirror = CacheMirror()
-    truth: set[bytes] = set()
-    reader: set[bytes] = set()
-    for sequence, (stored, evicted) in enumerate([*before, *after], start=1):
+    truth: Held = set()
+    reader: Held = set()
+    for sequence, (medium, stored, evicted) in enumerate([*before, *after], start=1):
         if sequence == len(before) + 1:
-            [part] = mirror.snapshot()
-            assert part.sequence == sequence - 1
-            reader = set(part.keys)
-        events = CacheEvents(sequence, [*map(key, stored - evicted)], [*map(key, evicted)])
+            reader = held_by(mirror.snapshot(), sequence - 1)
+        events = CacheEvents(sequence, [*map(key, stored - evicted)], [*map(key, evicted)], medium)
         mirror.apply(events)
-        truth = (truth - set(events.evicted)) | set(events.stored)
-        reader = (reader - set(events.evicted)) | set(events.stored)
+        for held in (truth, reader):
+            held -= {(medium, k) for k in events.evicted}
+            held |= {(medium, k) for k in events.stored}
         assert len(mirror) == len(truth)
     if after:
         assert reader == truth
-    assert set(mirror.snapshot()[0].keys) == truth
+    assert held_by(mirror.snapshot(), len(before) + len(after)) == truth
+
+
+def held_by(parts: list[CacheSnapshot], sequence: int) -> Held:
+    assert {part.sequence for part in parts} == {sequence}
+    assert [part.is_first for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+    return {(part.medium, k) for part in parts for k in part.keys}

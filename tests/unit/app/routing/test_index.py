@@ -2,14 +2,15 @@
 
 import random
 import tracemalloc
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from app.routing.index import BYTES_PER_KEY, PrefixIndex
-from cache_tiers.keys import KEY_BYTES
-from engine.messages import CacheEvents, CacheSnapshot
+from app.routing.index import BYTES_PER_KEY, HeldKeys, PrefixIndex
+from cache_tiers.keys import KEY_BYTES, KeySalt, block_keys, root_key, salted_root
+from engine.messages import KEY_STRIDE, CacheEvents, CacheSnapshot, Medium
 
 
 def key(name: bytes) -> bytes:
@@ -37,32 +38,46 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = PrefixIndex(ROOM_FOR_ALL_BYTES)
-        self.caches: dict[str, set[bytes]] = {"e0": set(), "e1": set(), "e2": set()}
+        self.caches: dict[str, list[set[bytes]]] = {
+            engine: [set() for _ in Medium] for engine in ("e0", "e1", "e2")
+        }
         self.sequences = dict.fromkeys(self.caches, 0)
         self.sends: dict[tuple[str, str], list[bytes]] = {}
         self.is_known = dict.fromkeys(self.caches, False)
         for engine in self.caches:
             self.seed(engine, 1)
 
-    def seed(self, engine: str, num_parts: int) -> None:
-        keys = sorted(self.caches[engine])
-        for part in range(num_parts):
+    def seed(self, engine: str, num_slices: int) -> None:
+        parts = [
+            (medium, sorted(cache)[begin::num_slices])
+            for medium, cache in zip(Medium, self.caches[engine], strict=True)
+            for begin in range(num_slices)
+        ]
+        for number, (medium, keys) in enumerate(parts):
             snapshot = CacheSnapshot(
-                self.sequences[engine], keys[part::num_parts], part == 0, part == num_parts - 1
+                self.sequences[engine], keys, number == 0, number == len(parts) - 1, medium
             )
             assert not self.index.seed(engine, snapshot)
         self.is_known[engine] = True
 
-    @rule(engine=ENGINES, num_parts=st.integers(1, 3))
-    def take_a_snapshot(self, engine: str, num_parts: int) -> None:
-        self.seed(engine, num_parts)
+    @rule(engine=ENGINES, num_slices=st.integers(1, 3))
+    def take_a_snapshot(self, engine: str, num_slices: int) -> None:
+        self.seed(engine, num_slices)
 
-    @rule(engine=ENGINES, stored=KEYS, evicted=KEYS, fate=st.sampled_from(["", "", "lost", "2"]))
-    def change(self, engine: str, stored: list[bytes], evicted: list[bytes], fate: str) -> None:
+    @rule(
+        engine=ENGINES,
+        medium=st.sampled_from(Medium),
+        stored=KEYS,
+        evicted=KEYS,
+        fate=st.sampled_from(["", "", "lost", "2"]),
+    )
+    def change(
+        self, engine: str, medium: Medium, stored: list[bytes], evicted: list[bytes], fate: str
+    ) -> None:
         self.sequences[engine] += 1
-        self.caches[engine] -= set(evicted)
-        self.caches[engine] |= set(stored)
-        events = CacheEvents(self.sequences[engine], stored, evicted)
+        self.caches[engine][medium] -= set(evicted)
+        self.caches[engine][medium] |= set(stored)
+        events = CacheEvents(self.sequences[engine], stored, evicted, medium)
         if fate == "lost":
             self.sequences[engine] += 1
         else:
@@ -84,31 +99,47 @@ class IndexMachine(RuleBasedStateMachine):
     def restart(self, engine: str) -> None:
         self.index.forget(engine)
         self.sends = {send: keys for send, keys in self.sends.items() if send[0] != engine}
-        self.caches[engine].clear()
+        self.caches[engine] = [set() for _ in Medium]
         self.seed(engine, 1)
 
     @rule(keys=KEYS)
     def ask(self, keys: list[bytes]) -> None:
         self.resynchronise()
         expected = {}
-        for engine, cache in self.caches.items():
-            sent = [key for send, held in self.sends.items() if send[0] == engine for key in held]
-            held = cache | set(sent)
-            num_held = next((i for i, key in enumerate(keys) if key not in held), len(keys))
-            if num_held:
-                expected[engine] = num_held
-        assert self.index.num_matching(keys) == expected
+        for engine, caches in self.caches.items():
+            held = {key for send, sent in self.sends.items() if send[0] == engine for key in sent}
+            by_reach = []
+            for cache in caches:
+                held |= cache
+                by_reach.append(num_without_gap(keys, held))
+            if any(by_reach):
+                expected[engine] = HeldKeys(*by_reach)
+        assert self.index.match(keys) == expected
+        on_accelerators = {id_: held.accelerator for id_, held in expected.items()}
+        assert self.index.num_matching(keys) == {
+            id_: num for id_, num in on_accelerators.items() if num
+        }
+
+    @rule(engine=ENGINES, reach=st.sampled_from(Medium), keys=KEYS)
+    def ask_what_is_confirmed(self, engine: str, reach: Medium, keys: list[bytes]) -> None:
+        self.resynchronise()
+        held = set().union(*self.caches[engine][: reach + 1])
+        assert self.index.num_confirmed(engine, keys, reach) == num_without_gap(keys, held)
 
     def resynchronise(self) -> None:
         """The next events show whether some were lost; a snapshot makes up for it."""
         for engine in self.caches:
-            self.change(engine, [], [], "")
+            self.change(engine, Medium.ACCELERATOR, [], [], "")
             if not self.is_known[engine]:
                 self.seed(engine, 1)
 
     @invariant()
     def is_whole(self) -> None:
         self.index.check_integrity()
+
+
+def num_without_gap(keys: list[bytes], held: set[bytes]) -> int:
+    return next((i for i, key in enumerate(keys) if key not in held), len(keys))
 
 
 IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
@@ -146,6 +177,74 @@ def test_an_engine_that_evicted_nothing_but_found_less_is_doubted() -> None:
     index.count_send("e0", "r1", keys(b"a", b"b"))
     index.apply("e0", CacheEvents(1, [], keys(b"b")))
     assert not index.settle_send("e0", "r1", num_cached_keys=1)
+
+
+def test_a_block_that_moves_down_a_tier_counts_as_far_as_the_engine_reaches() -> None:
+    index = PrefixIndex(ROOM_FOR_ALL_BYTES)
+    index.seed("e0", CacheSnapshot(0, keys(b"a", b"b", b"c")))
+    index.apply("e0", CacheEvents(1, [], keys(b"b")))
+    index.apply("e0", CacheEvents(2, keys(b"b"), [], Medium.HOST))
+    assert index.match(keys(b"a", b"b", b"c")) == {"e0": HeldKeys(1, 3, 3)}
+    index.apply("e0", CacheEvents(3, [], keys(b"b"), Medium.HOST))
+    index.apply("e0", CacheEvents(4, keys(b"b"), [], Medium.DISK))
+    assert index.match(keys(b"a", b"b", b"c")) == {"e0": HeldKeys(1, 1, 3)}
+    assert index.match(keys(b"b", b"c")) == {"e0": HeldKeys(0, 0, 2)}
+
+
+def test_what_a_host_took_back_explains_fewer_hits_only_of_a_request_that_reached_for_it() -> None:
+    index = PrefixIndex(ROOM_FOR_ALL_BYTES)
+    index.seed("e0", CacheSnapshot(0, keys(b"a"), is_last=False))
+    index.seed("e0", CacheSnapshot(0, keys(b"a", b"b"), is_first=False, medium=Medium.HOST))
+    index.count_send("e0", "near", keys(b"a", b"b"))
+    index.count_send("e0", "far", keys(b"a", b"b"), reach=Medium.HOST)
+    assert index.settle_send("e0", "far", num_cached_keys=1), "the host had both"
+    index.count_send("e0", "far", keys(b"a", b"b"), reach=Medium.HOST)
+    index.apply("e0", CacheEvents(1, [], keys(b"a", b"b"), Medium.HOST))
+    assert not index.settle_send("e0", "far", num_cached_keys=1)
+    assert index.settle_send("e0", "near", num_cached_keys=0), "its accelerator lost nothing"
+
+
+def test_other_weights_precision_block_size_layout_adapter_or_tenant_share_no_keys() -> None:
+    salt = KeySalt("weights-1", "float16", 16, "layer-kv-slot-head")
+    others = [
+        replace(salt, weights_revision="weights-2"),
+        replace(salt, kv_dtype="fp8"),
+        replace(salt, block_size_tokens=32),
+        replace(salt, layout="layer-slot-kv-head"),
+        replace(salt, lora="adapter@1"),
+        replace(salt, lora="adapter@2"),
+        replace(salt, tenant="t1"),
+        replace(salt, tenant="t2"),
+    ]
+    roots = {"e0": root_key(salt), "tenant-1": salted_root(root_key(salt), "t1")}
+    roots |= {f"other-{number}": root_key(other) for number, other in enumerate(others)}
+    token_ids = list(range(1024))
+    prompts = {
+        engine: block_keys(root, token_ids, 16)[KEY_STRIDE - 1 :: KEY_STRIDE]
+        for engine, root in roots.items()
+    }
+    index = PrefixIndex(ROOM_FOR_ALL_BYTES)
+    for engine, prompt in prompts.items():
+        index.seed(engine, CacheSnapshot(0, prompt))
+    for engine, prompt in prompts.items():
+        assert index.match(prompt) == {engine: HeldKeys(8, 8, 8)}
+
+
+def test_keys_of_another_block_size_match_nothing_and_leave_with_time() -> None:
+    """The card says the block size, and the root key is made of it: no prompt is sent there."""
+    token_ids = list(range(4096))
+    salt = KeySalt("weights", "float16", 16, "layout")
+    wrong = root_key(replace(salt, block_size_tokens=32))
+    asked = block_keys(root_key(salt), token_ids, 16)[KEY_STRIDE - 1 :: KEY_STRIDE]
+    index = PrefixIndex(100 * BYTES_PER_KEY)
+    index.seed("e0", CacheSnapshot(0, block_keys(wrong, token_ids, 32)))
+    index.seed("e1", CacheSnapshot(0, asked))
+    assert index.match(asked) == {"e1": HeldKeys(32, 32, 32)}
+    for sequence in range(1, 10):
+        fresh = [key(b"%d" % (10 * sequence + number)) for number in range(10)]
+        index.apply("e1", CacheEvents(sequence, [*asked, *fresh], []))
+        index.check_integrity()
+    assert index.match(block_keys(wrong, token_ids, 32)) == {}
 
 
 def test_a_part_of_a_snapshot_does_not_bring_back_what_was_evicted_meanwhile() -> None:
