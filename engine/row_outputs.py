@@ -71,15 +71,25 @@ class SampledOutputs:
         if rows is None:
             return ()
         num_samples = np.array([len(sequence.sampling_slots) for sequence in scheduled])
+        rows_of_samples = np.repeat(np.arange(len(rows)), num_samples[num_samples > 0])
+        slots = np.array([slot for sequence in scheduled for slot in sequence.sampling_slots])
         head, is_exact = self._head, self._head.is_exact
-        margins = head.margins(rows) if self._has_kernels and not is_exact else None
+        picked = margins = None
+        if head.can_pick:
+            wishes = np.zeros(len(rows), dtype=np.uint8)
+            np.bitwise_or.at(wishes, rows_of_samples, self._sampler.wishes(slots))
+            logits, picked = head.pick(rows, wishes)
+        else:
+            margins = head.margins(rows) if self._has_kernels and not is_exact else None
+            logits = head.logits(rows)
         sampled = self._sampler.sample(
-            head.logits(rows),
-            rows=np.repeat(np.arange(len(rows)), num_samples[num_samples > 0]),
-            slots=np.array([slot for sequence in scheduled for slot in sequence.sampling_slots]),
+            logits,
+            rows=rows_of_samples,
+            slots=slots,
             positions=np.repeat(batch.context_lens, num_samples),
             rescore=None if is_exact else lambda token_ids: head.exact_logits(rows, token_ids),
             margins=None if margins is None else margins.numpy(),
+            picked=picked,
         )
         self._head.finish_rows()
         return tuple(sampled)

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from torch import Tensor
 
 from engine.collectives import Collectives
+from engine.layers.greedy_head import GreedyHead
 from engine.layers.linear import Linear
 from engine.layers.row_parallel import summable
 
@@ -55,6 +56,11 @@ class Vocabulary(Protocol):
         where that is not known."""
         ...
 
+    @property
+    def greedy_head(self) -> GreedyHead | None:
+        """What computes ``logits``, if it can also choose the likeliest tokens."""
+        ...
+
     def finish_rows(self) -> None:
         """On rank 0, when there are no questions left on the rows of ``logits``."""
         ...
@@ -69,13 +75,20 @@ class WholeVocabulary:
     """All of it, on the only rank."""
 
     def __init__(
-        self, *, embedding: Tensor, head: Tensor, lm_head: Linear, is_exact: bool | None = None
+        self,
+        *,
+        embedding: Tensor,
+        head: Tensor,
+        lm_head: Linear,
+        is_exact: bool | None = None,
+        greedy_head: GreedyHead | None = None,
     ) -> None:
         """``is_exact`` by default where the weights are float32."""
         self._embedding = embedding
         self._head = head
         self._lm_head = lm_head
         self.is_exact = embedding.dtype is torch.float32 if is_exact is None else is_exact
+        self.greedy_head = greedy_head
 
     @property
     def dtype(self) -> torch.dtype:
@@ -150,6 +163,10 @@ class PartialVocabulary:
     @property
     def largest_row_norm(self) -> float | None:
         return None  # each rank knows its own rows
+
+    @property
+    def greedy_head(self) -> GreedyHead | None:
+        return None  # each rank computes its own logits
 
     def finish_rows(self) -> None:
         if not self.is_exact:

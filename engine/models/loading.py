@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.collectives import Collectives
 from engine.config import RankSpec
+from engine.layers.greedy_head import GreedyHead
 from engine.layers.linear import Linear, WeightLayout, create_linear
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import RotaryEmbedding
@@ -46,6 +47,8 @@ class Head(NamedTuple):
     """Its weights, for logits in float32 of single tokens."""
     is_exact: bool | None = None
     """As `engine.layers.vocabulary.Vocabulary.is_exact`; None: if they are float32."""
+    greedy: GreedyHead | None = None
+    """The same layer, if it can choose tokens."""
 
 
 L = TypeVar("L")
@@ -155,7 +158,11 @@ def _load_vocabulary(
     made = make.head(tensors[1], head)
     if collectives is None:
         return WholeVocabulary(
-            embedding=embedding, head=made.table, lm_head=made.linear, is_exact=made.is_exact
+            embedding=embedding,
+            head=made.table,
+            lm_head=made.linear,
+            is_exact=made.is_exact,
+            greedy_head=made.greedy,
         )
     size = source.shard.rank.size
     shards = [shard_model(source.config, RankSpec(rank, size)) for rank in range(size)]

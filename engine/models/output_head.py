@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from engine.layers.greedy_head import PickedLogits, Wishes
 from engine.layers.norm import RmsNorm
 from engine.layers.vocabulary import Vocabulary
 from engine.models.model_config import ModelConfig
@@ -55,6 +56,21 @@ class OutputHead:
         After ``logits`` of the same rows, as often as needed.
         """
         return self._cap(self._vocabulary.exact_logits(self._normed(hidden), token_ids))
+
+    @property
+    def can_pick(self) -> bool:
+        """Whether ``pick`` may be called."""
+        # The cap makes equals of large logits.
+        return self._vocabulary.greedy_head is not None and self.config.final_logit_softcap is None
+
+    def pick(self, hidden: Tensor, wishes: Wishes) -> PickedLogits:
+        """Instead of ``logits``: the likeliest tokens of some rows, by exact logits, and the logits
+        of some; ``wishes`` is [num_rows]."""
+        vocabulary = self._vocabulary
+        greedy_head, norm = vocabulary.greedy_head, vocabulary.largest_row_norm
+        assert greedy_head is not None, "can_pick is False"
+        assert norm is not None, "whoever can pick knows all rows"
+        return greedy_head.pick(self._normed(hidden), wishes, largest_row_norm=norm)
 
     def finish_rows(self) -> None:
         """No question follows about the rows of the last ``logits``."""

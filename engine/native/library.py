@@ -109,6 +109,18 @@ class Step(ctypes.Structure):
     ]
 
 
+class Greedy(ctypes.Structure):
+    """Which tokens are chosen while logits are computed; ``wishes`` are sums of
+    `engine.layers.greedy_head.RowWish`."""
+
+    _fields_: ClassVar[_Fields] = [
+        ("wishes", c_void_p),
+        ("table", c_void_p),
+        ("largest_norm", c_float),
+        ("tokens", c_void_p),
+    ]
+
+
 class PhaseTimes(ctypes.Structure):
     """Nanoseconds per part, added up over calls."""
 
@@ -141,7 +153,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "logits_scratch_bytes": (c_int64, [POINTER(Linear), c_int32]),
     "compute_logits": (
         None,
-        [POINTER(Linear), c_void_p, c_int32, c_void_p, c_void_p, POINTER(PhaseTimes)],
+        [
+            POINTER(Linear),
+            c_void_p,
+            c_int32,
+            c_void_p,
+            c_void_p,
+            POINTER(Greedy),
+            POINTER(PhaseTimes),
+        ],
     ),
     "sampling_scratch_bytes": (c_int64, [c_int64]),
     "find_near_largest": (
@@ -195,9 +215,15 @@ class StepLibrary:
         return int(self._calls.logits_scratch_bytes(head, num_rows))
 
     def compute_logits(
-        self, head: Linear, rows: int, num_rows: int, logits: int, scratch: int
+        self,
+        head: Linear,
+        rows: int,
+        num_rows: int,
+        logits: int,
+        scratch: int,
+        greedy: Greedy | None = None,
     ) -> None:
-        self._calls.compute_logits(head, rows, num_rows, logits, scratch, self.times)
+        self._calls.compute_logits(head, rows, num_rows, logits, scratch, greedy, self.times)
 
     def sampling_scratch_bytes(self, vocab_size: int) -> int:
         """For as many threads as the calls below are made with."""

@@ -129,16 +129,17 @@ class PanelMaker:
         return self._linear(prefix + kind, bias)
 
     def head(self, tensor: HeldTensor, table: Tensor) -> Head:
+        # The table isn't what a quantized head multiplies, and no other one is at hand.
+        is_quantized = self.planned[tensor.name].shape.scheme is not None
         linear = PanelHead(
             self._linear(tensor.name, None).fields,
             self.weights,
             self.calls,
+            table=None if is_quantized else table,
             num_threads=self.num_threads,
             max_rows=self.max_rows,
         )
-        # The table isn't what a quantized head multiplies, and no other one is at hand.
-        is_quantized = self.planned[tensor.name].shape.scheme is not None
-        return Head(linear, table, is_exact=True if is_quantized else None)
+        return Head(linear, table, is_exact=True if is_quantized else None, greedy=linear)
 
     def _linear(self, name: str, bias: Tensor | None) -> PanelLinear:
         packed = self.planned[name]

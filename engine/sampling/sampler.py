@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention.base import IntArray
+from engine.layers.greedy_head import RowWish, Wishes
 from engine.messages import TokenLogprobs
 from engine.sampling.adjustments import BatchAdjustments, SlotAdjustments
 from engine.sampling.chunking import rows_per_chunk
@@ -56,6 +57,7 @@ class Sampler:
         self._seed = np.zeros(num_slots, dtype=np.uint64)
         self._num_logprobs: list[int | None] = [None] * num_slots
         self._adjustments: dict[int, SlotAdjustments] = {}
+        self._wishes: Wishes = np.full(num_slots, RowWish.KEEP_LOGITS, dtype=np.uint8)
 
     def admit(self, admission: Admission) -> None:
         """Remember how to sample for the sequence that enters the slot."""
@@ -71,10 +73,16 @@ class Sampler:
         self.release(slot)
         if SlotAdjustments.are_needed(sampling):
             self._adjustments[slot] = SlotAdjustments(admission, self._vocab_size)
+        self._wishes[slot] = self._wish(slot)
 
     def release(self, slot: int) -> None:
         """Forget the sequence's tokens; slots that hold none are skipped."""
         self._adjustments.pop(slot, None)
+
+    def wishes(self, slots: IntArray) -> Wishes:
+        """[num_samples] What ``sample`` needs of the rows of ``slots`` if a head can choose tokens,
+        which it can for greedy samples whose logits nothing changes."""
+        return self._wishes[slots]
 
     def sample(
         self,
@@ -84,31 +92,53 @@ class Sampler:
         positions: IntArray,
         rescore: Rescore | None = None,
         margins: FloatArray | None = None,
+        picked: IntArray | None = None,
     ) -> list[SampledToken]:
         """One token per sample, from row ``rows[i]`` of ``logits`` [num_rows, vocab_size], which
         stay as they are.
 
         ``positions`` are those that the new tokens will have. ``rescore`` gives exact logits; it is
         there if ``logits`` are coarse. Then ``margins`` [num_rows], if known, say by how much a
-        logit of a row must exceed another one to be larger for certain. A row with NaN or infinite
-        logits yields no token but -1.
+        logit of a row must exceed another one to be larger for certain. ``picked`` [num_rows] are
+        tokens that ``wishes`` asked for; then ``logits`` hold what it asked for, too. A row with
+        NaN or infinite logits yields no token but -1.
         """
         assert logits.shape[-1] == self._vocab_size, "the model's vocabulary is another one"
         if not len(slots):
             return []
         batch = _Batch(logits, rows, slots, positions, rescore, margins)
-        is_fast = self._kernels is not None and _is_plain(logits)
-        token_ids = self._choose_by_kernels(batch) if is_fast else self._choose(batch)
-        for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
+        token_ids = self._choose_rest(batch, picked)
+        chosen = list(zip(slots.tolist(), token_ids.tolist(), strict=True))
+        if (self._wishes[slots] == RowWish.PICK_TOKEN).all():
+            return [SampledToken(slot, token_id) for slot, token_id in chosen]
+        for slot, token_id in chosen:
             if slot in self._adjustments and token_id >= 0:
                 self._adjustments[slot].remember(token_id)
         logprobs = self._logprobs(batch, token_ids)
         return [
             SampledToken(slot, token_id, logprobs.get(sample))
-            for sample, (slot, token_id) in enumerate(
-                zip(slots.tolist(), token_ids.tolist(), strict=True)
-            )
+            for sample, (slot, token_id) in enumerate(chosen)
         ]
+
+    def _wish(self, slot: int) -> RowWish:
+        if self._temperature[slot] > 0 or slot in self._adjustments:
+            return RowWish.KEEP_LOGITS
+        if self._num_logprobs[slot] is not None:
+            return RowWish.PICK_TOKEN | RowWish.KEEP_LOGITS
+        return RowWish.PICK_TOKEN
+
+    def _choose_rest(self, batch: "_Batch", picked: IntArray | None) -> IntArray:
+        """[num_samples] Token ids: of those that are picked, and of the others."""
+        choose = self._choose
+        if self._kernels is not None and _is_plain(batch.logits):
+            choose = self._choose_by_kernels
+        if picked is None:
+            return choose(batch)
+        token_ids: IntArray = picked[batch.rows]
+        others = np.flatnonzero((self._wishes[batch.slots] & RowWish.PICK_TOKEN) == 0)
+        if len(others):
+            token_ids[others] = choose(batch.of(others))
+        return token_ids
 
     def _choose(self, batch: "_Batch") -> IntArray:
         """[num_samples] Token ids, -1 for rows that are not finite, by torch: those that go the

@@ -89,11 +89,28 @@ void run_half(const Model* model, const Step* step, int32_t layer, int32_t half,
 void add_half(const Model* model, const Step* step, int32_t layer, int32_t half,
               const float* partial, PhaseTimes* times);
 
+// What is wanted of a row of logits (engine/layers/greedy_head.py); both are possible.
+enum RowWish : uint8_t {
+    PICK_TOKEN = 1,   // the likeliest token
+    KEEP_LOGITS = 2,  // the row itself; else it is left undefined
+};
+
+// Choosing likeliest tokens as engine/sampling/greedy.py says, while the logits are computed.
+struct Greedy {
+    const uint8_t* wishes;  // [num_rows] sums of RowWish
+    const uint16_t* table;  // [out_features][in_features] bf16 that the weights were packed of, for
+                            // logits of rows that are not rounded; null: the logits are exact
+    float largest_norm;     // of the table's rows, in Euclid's norm; 0 without a table
+    int64_t* tokens;        // [num_rows] of those that want one; -1 where a row holds NaN, or its
+                            // largest logit is infinite
+};
+
 // logits [num_rows][out_features] in float32 of `rows` [num_rows][in_features], normed, float32;
-// they are rounded to bf16 first. `scratch` has logits_scratch_bytes.
+// they are rounded to bf16 first. Without `greedy` all rows are kept. `scratch` has
+// logits_scratch_bytes.
 int64_t logits_scratch_bytes(const Linear* head, int32_t num_rows);
 void compute_logits(const Linear* head, const float* rows, int32_t num_rows, float* logits,
-                    void* scratch, PhaseTimes* times);
+                    void* scratch, const Greedy* greedy, PhaseTimes* times);
 
 // 0 if this processor lacks an instruction set that the library was compiled for.
 int32_t can_run();

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention.base import IntArray
+from engine.layers.greedy_head import RowWish
 from engine.messages import SamplingParams
 from engine.sampling.drawing import DrawParams, draw_filtered
 from engine.sampling.kernels import MAX_NEAR, NearLargest
@@ -94,3 +95,38 @@ def test_coarse_logits_without_margins_are_all_scored_again() -> None:
         rescore=lambda ids: exact.gather(-1, ids),
     )
     assert found[0].token_id == 1
+
+
+def test_what_a_head_has_picked_is_taken_and_the_rest_is_chosen_as_without() -> None:
+    """Rows of which nothing is wanted but a token aren't looked at."""
+    logits = random_logits(9)
+    places, positions = np.arange(9), np.full(9, 9)
+    samplers = [Sampler(9, 3000, CPU, BruteForce()) for _ in range(2)]
+    for sampler in samplers:
+        admit_every_kind(sampler, list(range(8)))
+        sampler.admit(Admission(8, SamplingParams(1, temperature=0.0), (), 0))
+    expected = samplers[0].sample(logits, places, places, positions)
+    wishes = samplers[1].wishes(places)
+    undefined = logits.clone()
+    undefined[torch.from_numpy(wishes & RowWish.KEEP_LOGITS == 0)] = torch.nan
+    picked = np.where(wishes & RowWish.PICK_TOKEN, logits.argmax(dim=-1).numpy(), 0)
+    found = samplers[1].sample(undefined, places, places, positions, picked=picked)
+    assert found == expected
+    assert np.flatnonzero(wishes & RowWish.PICK_TOKEN).tolist() == [0, 8], "greedy, not adjusted"
+    assert np.flatnonzero(undefined[:, 0].isnan()).tolist() == [8]
+
+
+def test_a_picked_token_is_reported_with_its_log_probability() -> None:
+    sampler = Sampler(2, 4, CPU, BruteForce())
+    for slot, num_logprobs in enumerate([2, None]):
+        sampling = SamplingParams(1, temperature=0.0, num_logprobs=num_logprobs)
+        sampler.admit(Admission(slot, sampling, (), 0))
+    places = np.arange(2)
+    both = RowWish.PICK_TOKEN | RowWish.KEEP_LOGITS
+    assert sampler.wishes(places).tolist() == [both, RowWish.PICK_TOKEN]
+    logits = torch.tensor([[1.0, 5.0, 5.1, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    found = sampler.sample(logits, places, places, places, picked=np.array([2, 3]))
+    assert [token.token_id for token in found] == [2, 3]
+    assert found[0].logprobs is not None
+    assert found[0].logprobs.top_ids[0] == 2
+    assert found[1].logprobs is None
