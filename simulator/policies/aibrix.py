@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 
 from app.routing.candidate import Choice, RouteRequest
-from simulator.policies.base import Seen, cheapest
+from simulator.policies.base import Seen, cheapest, told_shares
 
 MAX_DIFFERENCE = 8
 DEVIATIONS = 1.0
@@ -21,7 +21,7 @@ DEVIATIONS = 1.0
 def aibrix(request: RouteRequest, seen: Sequence[Seen], deviations: float = DEVIATIONS) -> Choice:
     counts = [replica.num_requests for replica in seen]
     if max(counts) - min(counts) <= MAX_DIFFERENCE:
-        percents = [100 * r.told_tokens // request.num_prompt_tokens for r in seen]
+        percents = [int(100 * share) for share in told_shares(request, seen)]
         limit = fmean(counts) + deviations * pstdev(counts)
         fitting = [
             (-percent, count)

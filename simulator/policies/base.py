@@ -7,15 +7,13 @@ is drawn at random comes from ``RouteRequest.rotation``. Must not know who repla
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from app.routing.candidate import Candidate, Choice, RouteRequest
 from engine.seeds import mix64
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """One replica that could take the request."""
 
     candidate: Candidate
@@ -74,3 +72,9 @@ def cheapest(costs: Sequence[float], rotation: int) -> int:
 def num_blocks(num_tokens: int, candidate: Candidate) -> int:
     """That ``num_tokens`` fill there, the last one perhaps in part."""
     return -(-num_tokens // candidate.block_size_tokens)
+
+
+def told_shares(request: RouteRequest, seen: Sequence[Seen]) -> list[float]:
+    """Of the prompt, that was sent to each before: in blocks, of which the last may be a part."""
+    total = num_blocks(request.num_prompt_tokens, seen[0].candidate)
+    return [num_blocks(replica.told_tokens, replica.candidate) / total for replica in seen]

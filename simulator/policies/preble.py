@@ -12,7 +12,7 @@ request counts for the one that it was sent to.
 from collections.abc import Sequence
 
 from app.routing.candidate import Choice, RouteRequest
-from simulator.policies.base import Seen, cheapest
+from simulator.policies.base import Seen, cheapest, told_shares
 
 MATCH_THRESHOLD = 0.5
 WINDOW_S = 180.0
@@ -21,10 +21,10 @@ DECODE_TOKEN_S = 0.15
 
 
 def preble(request: RouteRequest, seen: Sequence[Seen]) -> Choice:
-    """Of equals the first."""
-    longest = max(replica.told_tokens for replica in seen)
-    if longest / request.num_prompt_tokens > MATCH_THRESHOLD:
-        holders = [replica for replica in seen if replica.told_tokens == longest]
+    shares = told_shares(request, seen)
+    longest = max(shares)
+    if longest > MATCH_THRESHOLD:
+        holders = [r for r, share in zip(seen, shares, strict=True) if share == longest]
         return Choice(min(holders, key=lambda replica: replica.recent_requests).candidate)
     costs = [replica.recent_cost_s for replica in seen]
     return Choice(seen[cheapest(costs, request.rotation)].candidate)

@@ -10,7 +10,7 @@ queues differ by more than a threshold is off by default (infinity).
 from collections.abc import Sequence
 
 from app.routing.candidate import Choice, RouteRequest
-from simulator.policies.base import Seen, cheapest
+from simulator.policies.base import Seen, cheapest, told_shares
 from simulator.policies.load_only import power_of_two
 
 MIN_MATCH_RATE = 0.1
@@ -22,11 +22,12 @@ def ray_prefix(
     counts = [replica.num_requests for replica in seen]
     if max(counts) - min(counts) > imbalanced_threshold:
         return power_of_two(request, seen)
-    longest = max(replica.told_tokens for replica in seen)
-    if longest / request.num_prompt_tokens < MIN_MATCH_RATE:
+    shares = told_shares(request, seen)
+    longest = max(shares)
+    if longest < MIN_MATCH_RATE:
         smallest = min(replica.told_size for replica in seen)
         places = [i for i, replica in enumerate(seen) if replica.told_size == smallest]
     else:
-        places = [i for i, replica in enumerate(seen) if replica.told_tokens == longest]
+        places = [i for i, share in enumerate(shares) if share == longest]
     place = places[cheapest([counts[i] for i in places], request.rotation)]
     return Choice(seen[place].candidate)

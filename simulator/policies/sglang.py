@@ -10,7 +10,7 @@ the latter to the shortest queue instead: ``sglang_gateway``.
 from collections.abc import Sequence
 
 from app.routing.candidate import Choice, RouteRequest
-from simulator.policies.base import Seen
+from simulator.policies.base import Seen, cheapest, told_shares
 
 CACHE_THRESHOLD = 0.5
 BALANCE_ABS_THRESHOLD = 32
@@ -29,13 +29,13 @@ def sglang_gateway(request: RouteRequest, seen: Sequence[Seen]) -> Choice:
 def _cache_aware(
     request: RouteRequest, seen: Sequence[Seen], costs_of_miss: Sequence[int]
 ) -> Choice:
-    """Of equals the first: the original draws from nothing."""
+    """Of equals one at random: the original takes whichever its hash map names first."""
     counts = [replica.num_requests for replica in seen]
     low, high = min(counts), max(counts)
     if high - low > BALANCE_ABS_THRESHOLD and high > BALANCE_REL_THRESHOLD * low:
-        return Choice(seen[counts.index(low)].candidate)
-    told = [replica.told_tokens for replica in seen]
-    longest = max(told)
-    if longest / request.num_prompt_tokens > CACHE_THRESHOLD:
-        return Choice(seen[told.index(longest)].candidate)
-    return Choice(seen[costs_of_miss.index(min(costs_of_miss))].candidate)
+        return Choice(seen[cheapest(counts, request.rotation)].candidate)
+    shares = told_shares(request, seen)
+    is_hit = max(shares) > CACHE_THRESHOLD
+    costs = [-share for share in shares] if is_hit else costs_of_miss
+    place = cheapest(costs, request.rotation)
+    return Choice(seen[place].candidate)

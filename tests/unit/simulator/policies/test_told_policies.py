@@ -17,19 +17,21 @@ def test_ray_takes_the_shortest_queue_of_those_with_the_longest_match() -> None:
     fleet = [
         seen("a", running=5, told_tokens=100),
         seen("b", running=4, told_tokens=100),
-        seen("idle", told_tokens=99),
+        seen("idle"),
     ]
     assert ray_prefix(REQUEST, fleet).candidate.engine_id == "b"
 
 
 def test_ray_takes_the_smallest_tree_below_a_tenth() -> None:
     fleet = [
-        seen("a", running=5, told_tokens=99, told_size=50),
+        seen("a", running=5, told_tokens=100, told_size=50),
         seen("b", running=4, told_size=30),
         seen("c", running=3, told_size=30),
         seen("idle", told_size=31),
     ]
-    assert ray_prefix(REQUEST, fleet).candidate.engine_id == "c"
+    assert ray_prefix(REQUEST, fleet).candidate.engine_id == "a"
+    # One block of eleven is less than a tenth.
+    assert ray_prefix(RouteRequest(1001), fleet).candidate.engine_id == "c"
 
 
 def test_ray_never_falls_back_by_default_and_does_above_a_threshold() -> None:
@@ -41,7 +43,7 @@ def test_ray_never_falls_back_by_default_and_does_above_a_threshold() -> None:
 @pytest.mark.parametrize("policy", [sglang, sglang_gateway])
 def test_sglang_keeps_affinity_up_to_33_more_requests(policy: RoutingPolicy) -> None:
     def chosen(running: int, idle: int = 0) -> str:
-        fleet = [seen("a", running=running, told_tokens=501), seen("b", running=idle)]
+        fleet = [seen("a", running=running, told_tokens=600), seen("b", running=idle)]
         return policy(REQUEST, fleet).candidate.engine_id
 
     assert chosen(32) == "a"
@@ -66,7 +68,7 @@ def test_aibrix_tries_matches_in_order_and_skips_the_busy() -> None:
     fleet = [
         seen("a", running=8, told_tokens=900),
         seen("b", running=6, told_tokens=700),
-        seen("c", running=2, told_tokens=705),
+        seen("c", running=2, told_tokens=700),
         seen("d", running=0),
         seen("e", running=4, told_tokens=600),
     ]
@@ -84,20 +86,20 @@ def test_aibrix_drops_affinity_when_counts_differ_by_more_than_8() -> None:
 
 
 def test_aibrix_without_a_match_takes_the_least_busy() -> None:
-    # 9 tokens of 1,000 are 0 %.
-    fleet = [seen("a", running=2, told_tokens=9), seen("b", running=1)]
-    assert aibrix(REQUEST, fleet).candidate.engine_id == "b"
+    # One block of 101 is 0 %.
+    fleet = [seen("a", running=2, told_tokens=100), seen("b", running=1)]
+    assert aibrix(RouteRequest(10_100), fleet).candidate.engine_id == "b"
 
 
 def test_preble_exploits_above_a_half_and_explores_below() -> None:
     fleet = [
-        seen("a", told_tokens=501, recent_requests=5, recent_cost_s=9.0),
-        seen("b", told_tokens=501, recent_requests=4, recent_cost_s=9.0),
+        seen("a", told_tokens=600, recent_requests=5, recent_cost_s=9.0),
+        seen("b", told_tokens=600, recent_requests=4, recent_cost_s=9.0),
         seen("c", told_tokens=400, recent_requests=1, recent_cost_s=3.0),
         seen("d", recent_requests=9, recent_cost_s=2.0),
     ]
     assert preble(REQUEST, fleet).candidate.engine_id == "b"
-    assert preble(RouteRequest(1002), fleet).candidate.engine_id == "d"
+    assert preble(RouteRequest(1200), fleet).candidate.engine_id == "d"
 
 
 def test_preble_counts_the_prefill_of_what_was_missed() -> None:

@@ -1,0 +1,183 @@
+"""What one gateway of the routing model sees of the fleet: exact, or its own sends at once and
+those of other gateways a while later. Must not know how a replica works a request off.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from app.routing.candidate import Candidate, HeldPrefix, ReplicaRates
+from simulator.policies.base import Seen
+from simulator.policies.preble import WINDOW_S, allocation_cost_s
+from simulator.routing_cache import FleetCaches, TierCapacities
+from simulator.routing_load import Placement, ReplicaLoad
+from simulator.workload import SimulatedRequest
+
+
+class Send(NamedTuple):
+    """A request that some gateway sent to a replica, and what the replica will say of it."""
+
+    sent_s: float
+    replica: int
+    request: SimulatedRequest
+    placement: Placement
+
+
+@dataclass(slots=True)
+class Picture:
+    """Caches and loads, by the number of the replica."""
+
+    caches: FleetCaches
+    loads: list[ReplicaLoad]
+
+    def add_replica(self) -> None:
+        self.caches.add_replica()
+        self.loads.append(ReplicaLoad())
+
+    def forget_replica(self, replica: int) -> None:
+        self.caches.clear(replica)
+        self.loads[replica] = ReplicaLoad()
+
+    def note(self, send: Send, *, is_own: bool) -> None:
+        self.caches.use(send.replica, send.request.block_keys)
+        self.loads[send.replica].add(send.placement, is_own=is_own)
+
+
+class ToldRecord:
+    """What a router without cache events remembers: the prompts that were sent, by replica, and
+    how much work those of the last minutes were.
+    """
+
+    def __init__(self, max_blocks: int) -> None:
+        self._sent = FleetCaches(TierCapacities(max_blocks))
+        self._recent: deque[tuple[float, int, float]] = deque()
+        self._counts: list[int] = []
+        self._costs_s: list[float] = []
+
+    def add_replica(self) -> None:
+        self._sent.add_replica()
+        self._counts.append(0)
+        self._costs_s.append(0.0)
+
+    def forget_replica(self, replica: int) -> None:
+        self._sent.clear(replica)
+
+    def note(self, send: Send, block_size_tokens: int) -> None:
+        request = send.request
+        longest = max(self._sent.matches(request.block_keys))
+        num_new = max(1, request.num_prompt_tokens - longest * block_size_tokens)
+        cost_s = allocation_cost_s(num_new, request.num_prompt_tokens)
+        self._sent.use(send.replica, request.block_keys)
+        self._recent.append((send.sent_s, send.replica, cost_s))
+        self._counts[send.replica] += 1
+        self._costs_s[send.replica] += cost_s
+
+    def add_to(
+        self, candidates: Sequence[Candidate], replicas: Sequence[int], keys: Sequence[bytes]
+    ) -> list[Seen]:
+        matches = self._sent.matches(keys)
+        return [
+            Seen(
+                candidate,
+                matches[replica] * candidate.block_size_tokens,
+                self._sent.num_blocks(replica),
+                self._counts[replica],
+                self._costs_s[replica],
+            )
+            for candidate, replica in zip(candidates, replicas, strict=True)
+        ]
+
+    def advance(self, now_s: float) -> None:
+        recent = self._recent
+        while recent and recent[0][0] <= now_s - WINDOW_S:
+            _, replica, cost_s = recent.popleft()
+            self._counts[replica] -= 1
+            self._costs_s[replica] -= cost_s
+
+
+class SimulatedGateway:
+    """Owner of one picture of the fleet, or a reader of the true one (``is_exact``)."""
+
+    def __init__(
+        self,
+        picture: Picture,
+        block_size_tokens: int,
+        rates: ReplicaRates,
+        capacity_blocks: int,
+        stale_s: float,
+        told: ToldRecord | None,
+        *,
+        is_exact: bool,
+    ) -> None:
+        self._picture = picture
+        self._block_size = block_size_tokens
+        self._rates = rates
+        self._capacity = capacity_blocks
+        self._stale_s = stale_s
+        self._told = told
+        self._is_exact = is_exact
+        self._inbox: deque[Send] = deque()
+
+    def add_replica(self) -> None:
+        if not self._is_exact:
+            self._picture.add_replica()
+        if self._told is not None:
+            self._told.add_replica()
+
+    def forget_replica(self, replica: int) -> None:
+        """At once: a closed connection says so."""
+        self._inbox = deque(send for send in self._inbox if send.replica != replica)
+        if not self._is_exact:
+            self._picture.forget_replica(replica)
+        if self._told is not None:
+            self._told.forget_replica(replica)
+
+    def hear(self, send: Send) -> None:
+        """Another gateway sent this."""
+        self._inbox.append(send)
+
+    def note(self, send: Send, *, is_own: bool) -> None:
+        if not self._is_exact:
+            self._picture.note(send, is_own=is_own)
+        if self._told is not None:
+            self._told.note(send, self._block_size)
+
+    def look(
+        self, now_s: float, request: SimulatedRequest, replicas: Sequence[int], names: Sequence[str]
+    ) -> list[Seen]:
+        """``replicas``: the numbers of those that serve; ``names``: by number."""
+        inbox = self._inbox
+        while inbox and inbox[0].sent_s + self._stale_s <= now_s:
+            self.note(inbox.popleft(), is_own=False)
+        keys = request.block_keys
+        held = self._held(keys)
+        candidates = [
+            self._candidate(now_s, names[replica], self._picture.loads[replica], held[replica])
+            for replica in replicas
+        ]
+        if self._told is None:
+            return [Seen(candidate) for candidate in candidates]
+        self._told.advance(now_s)
+        return self._told.add_to(candidates, replicas, keys)
+
+    def _held(self, keys: Sequence[bytes]) -> list[HeldPrefix]:
+        caches, size = self._picture.caches, self._block_size
+        near = caches.matches(keys)
+        if caches.num_tiers == 1:
+            return [HeldPrefix(count * size) for count in near]
+        host = caches.matches(keys, 1)
+        disk = caches.matches(keys, 2) if caches.num_tiers > 2 else [0] * len(near)
+        return [
+            HeldPrefix(a * size, b * size, c * size)
+            for a, b, c in zip(near, host, disk, strict=True)
+        ]
+
+    def _candidate(self, now_s: float, name: str, load: ReplicaLoad, held: HeldPrefix) -> Candidate:
+        rates = self._rates
+        view = load.look(now_s, rates.prefill_token_s, self._capacity)
+        num_own = view.num_running + view.num_waiting if self._is_exact else load.num_own(now_s)
+        # By position: names cost a tenth of a replay.
+        return Candidate(
+            name, view, self._block_size, held, num_own, 0, 0, 0, 0, rates, 1.0, self._stale_s
+        )
