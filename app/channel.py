@@ -27,6 +27,7 @@ from engine.messages import (
     Grant,
     LoadView,
     ModelCard,
+    Peers,
     Query,
     QueryKind,
     Reply,
@@ -44,6 +45,8 @@ CARD_TIMEOUT_S = 10.0
 
 MAX_CREDITS = 1_000_000
 """Far more than any engine runs side by side."""
+
+MAX_GATEWAYS = 1_000_000
 
 MAX_LOAD = 1e15
 """No figure of a load view is larger, in whichever unit."""
@@ -103,6 +106,7 @@ class ChannelClient:
         self._card = card
         self._listener = listener
         self._load = LoadView()
+        self._num_gateways = 1
         self._num_credits = 0
         self._num_waiting = [0, 0, 0]
         """Per class: as announced, less what was submitted since."""
@@ -123,6 +127,10 @@ class ChannelClient:
     @property
     def num_credits(self) -> int:
         return self._num_credits
+
+    @property
+    def num_gateways(self) -> int:
+        return self._num_gateways
 
     @property
     def is_accepting(self) -> bool:
@@ -223,6 +231,10 @@ class ChannelClient:
                         reply.set_exception(AskedTooOftenError())
                     else:
                         reply.set_result(message.payload)
+            case Peers():
+                if not 1 <= message.num_gateways <= MAX_GATEWAYS:
+                    raise _NonsenseError(f"{message.num_gateways} connected gateways")
+                self._num_gateways = message.num_gateways
             case Draining():
                 self._is_accepting = False
                 self._num_credits = 0

@@ -79,6 +79,11 @@ class EngineClient(Protocol):
         """False while draining and after the connection closed."""
         ...
 
+    @property
+    def num_gateways(self) -> int:
+        """That are connected to the engine, this one included."""
+        ...
+
     def set_demand(self, num_waiting: tuple[int, int, int]) -> None:
         """Say how many requests of each class wait for this engine; with none, unused credits go
         back.

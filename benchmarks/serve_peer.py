@@ -160,6 +160,7 @@ class HandleClient:
         self.card = card
         self.load = LoadView()
         self.num_credits = UNLIMITED
+        self.num_gateways = 1
         self.is_accepting = True
         self._listener = listener
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -21,6 +21,7 @@ from engine.engine_metrics import EngineMetrics
 from engine.errors import CreditError, EngineDeadError, EngineStartError, ProtocolError
 from engine.gateway_link import GatewayLink
 from engine.messages import (
+    LOAD_PERIOD_S,
     Abort,
     Demand,
     Draining,
@@ -28,6 +29,7 @@ from engine.messages import (
     GetSnapshot,
     Grant,
     LoadView,
+    Peers,
     Query,
     ReturnCredits,
     StepFrame,
@@ -48,8 +50,6 @@ from wire.listener import Listener, listen
 
 logger = logging.getLogger(__name__)
 
-LOAD_PERIOD_S = 0.1
-"""A gateway that gets no deltas is told the load at most this often."""
 MAX_GATEWAY_BACKLOG_BYTES = 8 * MIB
 """Frames that a gateway has not read; with more, it is cut."""
 DRAIN_SETTLE_S = 1.0
@@ -221,6 +221,7 @@ class EngineFront:
         connection.send(self._card)
         gateway.ask_snapshot()
         connection.send(self._encode(StepFrame([], self._load)))
+        self._tell_peers()
         if self._is_draining:
             connection.send(self._encode(Draining()))
         try:
@@ -240,8 +241,14 @@ class EngineFront:
             gateway.close()
             del self._gateways[gateway.source]
             self._ledger.closed(gateway.source)
+            self._tell_peers()
             self._ranks.send(GatewayGone(gateway.source))
             self._grant()
+
+    def _tell_peers(self) -> None:
+        payload = self._encode(Peers(len(self._gateways)))
+        for gateway in self._gateways.values():
+            gateway.connection.send(payload)
 
     def _take(self, gateway: GatewayLink, payload: bytes) -> None:
         message = self._decode(payload)

@@ -206,6 +206,14 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens, not counted as cached, of the requests that wait inside the engine."""
     mean_answer_s: float = 0.0
     """Moving average of the time from a sequence's admission to its end; 0 while unknown."""
+    num_empty_blocks: int = 0
+    """Of ``num_free_blocks`` those that hold no prefix: a prompt that needs more evicts one."""
+    prefill_base_s: float = 0.0
+    """Of every prompt, as fitted to the engine's own steps; 0 while unknown, like the next two."""
+    prefill_token_s: float = 0.0
+    """Of each prompt token that is computed."""
+    prefill_attended_s: float = 0.0
+    """Of each such token and each position that it attends to."""
 
 
 class Medium(IntEnum):
@@ -295,6 +303,12 @@ class ModelCard(msgspec.Struct, frozen=True, tag="card"):
     """Samples that run side by side; 0: not said."""
 
 
+LOAD_PERIOD_S = 0.1
+"""While anything changes, an engine tells its load to each gateway at least so often, or once a
+step.
+"""
+
+
 class StepFrame(msgspec.Struct, frozen=True, tag="step", omit_defaults=True):
     """Everything one gateway gets of one step, in one frame."""
 
@@ -307,6 +321,12 @@ class Grant(msgspec.Struct, frozen=True, tag="grant"):
     """The engine takes ``num_credits`` more requests of this gateway, of whichever class."""
 
     num_credits: int
+
+
+class Peers(msgspec.Struct, frozen=True, tag="peers"):
+    """How many gateways are connected to the engine, the receiver included; news, or the first."""
+
+    num_gateways: int
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
@@ -379,4 +399,4 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 GatewayMessage = Demand | ReturnCredits | Submit | Abort | GetSnapshot | Query
-EngineMessage = ModelCard | CacheSnapshot | StepFrame | Grant | Draining | Reply
+EngineMessage = ModelCard | CacheSnapshot | StepFrame | Grant | Peers | Draining | Reply

@@ -101,6 +101,7 @@ class FakeEngine:
         self.card = card or make_card(engine_id)
         self.load = LoadView()
         self.num_credits = num_credits
+        self.num_gateways = 1
         self.is_accepting = True
         self.listener: EngineListener | None = None
         self.demands: list[int] = []

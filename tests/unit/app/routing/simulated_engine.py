@@ -166,6 +166,10 @@ class SimulatedClient:
         self._listener = listener
         self._sinks: dict[str, DeltaSink] = {}
 
+    @property
+    def num_gateways(self) -> int:
+        return len(self._engine.clients)
+
     def hear_all(self) -> None:
         """What an engine says first."""
         for part in self._engine.mirror.snapshot():
