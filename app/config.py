@@ -23,6 +23,34 @@ class ModelRoute(BaseModel):
     """Other names for the same model; answers carry ``name``."""
 
 
+class PoolConfig(BaseModel):
+    """Replicas for one kind of requests, so that all others hardly notice them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    replica_share: float = Field(default=0.25, ge=0, lt=1)
+    """So much of each model's replicas is for them, one at least if there are two. Others use them
+    while none of these requests runs there. 0: none; then they go where they are lent a place."""
+    max_samples_per_replica: int | None = Field(default=None, ge=1)
+    """Most of their samples on such a replica at a time; as many as it takes if absent."""
+    max_lent_samples: int = Field(default=0, ge=0)
+    """Most of their samples on a replica of all others at a time. All gateways together keep to
+    it, but each may have one. One if they have no replica of their own."""
+
+
+class PoolsConfig(BaseModel):
+    """Kinds of requests that have replicas of their own; off unless configured."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: PoolConfig | None = None
+    """For requests of the class batch."""
+    long_prompts: PoolConfig | None = None
+    """For other requests whose prompts are long."""
+    long_prompt_tokens: int = Field(default=2000, ge=1)
+    """So many tokens that are cached nowhere make a prompt long."""
+
+
 class GatewayConfig(BaseModel):
     """How the HTTP edge behaves; all of it may change at run time."""
 
@@ -59,6 +87,8 @@ class GatewayConfig(BaseModel):
     """Gap after which an idle stream gets a comment, so that proxies keep it open."""
     prefix_index_max_bytes: int = Field(default=64 * MIB, ge=1024)
     """Bound of each model's prefix index; a key stands for 128 tokens and takes up to 216 bytes."""
+    pools: PoolsConfig = PoolsConfig()
+    """Replicas of their own for batch work and long prompts, see below."""
 
     @model_validator(mode="after")
     def _check_keys_and_names(self) -> Self:

@@ -6,23 +6,17 @@ event loop. Must not know HTTP or text.
 """
 
 import asyncio
-import math
-import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from app.client import EngineClient
 from app.config import GatewayConfig
-from app.errors import (
-    ApiError,
-    EngineError,
-    ModelLoadingError,
-    OverloadedError,
-)
-from app.fleet import Fleet, Member
+from app.errors import ApiError, EngineError, OverloadedError, retry_after_s
+from app.fleet import Fleet
+from app.member import Member
 from app.queue import Job
+from app.readiness import MAX_CONNECTING_S, Readiness
 from app.routing.candidate import Policy
 from app.routing.policy import choose
 from app.waiting import ClassQueue, WaitingRoom
@@ -39,12 +33,6 @@ from engine.messages import (
 
 MAX_ATTEMPTS = 3
 """Engines that may lose one request before it fails: one that kills engines must not kill all."""
-
-MIN_RETRY_S, MAX_RETRY_S = 1, 120
-"""Bounds of ``retry-after``: OpenAI's client doesn't try again at all if told to wait longer."""
-
-MAX_CONNECTING_S = 5.0
-"""Wait for a first engine that discovery named; a large tokenizer takes about one second."""
 
 
 class Dispatcher:
@@ -64,40 +52,34 @@ class Dispatcher:
         self.model = model
         self._config = config
         self.fleet = Fleet(
-            config.prefix_index_max_bytes, policy=policy, first_rotation=first_rotation
+            config.prefix_index_max_bytes,
+            clock=clock,
+            pools=config.pools,
+            policy=policy,
+            first_rotation=first_rotation,
         )
+        self.readiness = Readiness(model, self.fleet, clock, max_connecting_s=max_connecting_s)
         self._clock = clock
-        self._max_connecting_s = max_connecting_s
         self._waiting = WaitingRoom(
-            self.fleet, config, clock, submit=self._submit, give_up=self._fail
+            self.fleet,
+            self.readiness,
+            config,
+            clock,
+            submit=self._submit,
+            give_up=self._fail,
         )
         self._jobs: dict[str, Job] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        self.is_connecting = False
-        """Replicas are known; those that are not connected yet will be in a moment."""
-        self._joined = asyncio.Event()
 
     @property
     def card(self) -> ModelCard | None:
-        """The card of an engine that takes requests; None while the model is loading."""
-        return next((member.client.card for member in self.fleet if member.is_accepting), None)
+        """As ``Readiness.card``."""
+        return self.readiness.card
 
     async def ready_card(self) -> ModelCard:
-        """As ``card``, after a moment if a first engine is being connected.
-
-        Raises ``ModelLoadingError`` if none comes.
-        """
-        if self.card is None and self.is_connecting:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._max_connecting_s):
-                    while self.card is None:
-                        self._joined.clear()
-                        await self._joined.wait()
-        card = self.card
-        if card is None:
-            raise ModelLoadingError(self.model)
-        return card
+        """As ``Readiness.ready_card``."""
+        return await self.readiness.ready_card()
 
     @property
     def num_waiting(self) -> int:
@@ -113,16 +95,16 @@ class Dispatcher:
         """New limits, for those that wait already, too."""
         self._config = config
         self._waiting.reconfigure(config)
-        self.fleet.index.resize(config.prefix_index_max_bytes)
+        self.fleet.reconfigure(config.prefix_index_max_bytes, config.pools)
 
     def enqueue(self, *jobs: Job) -> None:
         """Take all ``jobs`` or none; their answers hear everything from here on.
 
-        Raises ``ModelLoadingError`` without an engine, and ``OverloadedError`` when the queue is
-        full, with nothing of a lower class in it, or the wait would be too long.
+        Raises ``ModelLoadingError`` without an engine, unless one is expected back in time, and
+        ``OverloadedError`` when the queue is full, with nothing of a lower class in it, or the wait
+        would be too long.
         """
-        if self.card is None:
-            raise ModelLoadingError(self.model)
+        self.readiness.check(self._waiting.max_wait_s(jobs[0].service_class))
         self._check_wait(jobs[0].service_class)
         self._make_room(len(jobs), jobs[0].service_class)
         for job in jobs:
@@ -172,8 +154,7 @@ class Dispatcher:
         running = [job for member in self.fleet for job in member.running.values()]
         assert all(job.is_running for job in running)
         for member in self.fleet:
-            num_samples = sum(job.num_open_samples for job in member.running.values())
-            assert num_samples == member.num_running_samples
+            member.check_integrity()
         assert not any(job.is_running for job in self._waiting)
         waiting_ids = [job.request_id for job in self._waiting]
         assert sorted(waiting_ids + [job.request_id for job in running]) == sorted(self._jobs)
@@ -202,12 +183,9 @@ class Dispatcher:
             self._waiting.give_up(job, self._overloaded(job.service_class, reason))
 
     def _overloaded(self, service_class: ServiceClass, reason: str) -> OverloadedError:
-        """Clients come back after the estimated wait, not all at once."""
-        estimated_s = self._waiting.estimated_wait_s(service_class)
-        spread = random.uniform(0.75, 1.25)  # noqa: S311 - not a secret
         return OverloadedError(
             f"The model `{self.model}` is overloaded: {reason}. Try again later.",
-            retry_after_s=max(MIN_RETRY_S, min(MAX_RETRY_S, math.ceil(estimated_s * spread))),
+            retry_after_s=retry_after_s(self._waiting.estimated_wait_s(service_class)),
         )
 
     # Membership.
@@ -216,7 +194,7 @@ class Dispatcher:
         """``client`` takes requests from now on, those that wait for any engine first."""
         member = Member(client)
         self.fleet.add(member)
-        self._joined.set()
+        self.readiness.note_change()
         self._waiting.rechoose(None)
         return member
 
@@ -225,6 +203,7 @@ class Dispatcher:
         member = self.fleet.get(engine_id)
         if member is not None:
             member.is_retiring = False
+            self.readiness.note_change()
         return member
 
     def retire_engine(self, engine_id: str) -> None:
@@ -232,6 +211,7 @@ class Dispatcher:
         member = self.fleet.get(engine_id)
         if member is not None:
             member.is_retiring = True
+            self.readiness.note_change()
             self._waiting.rechoose(engine_id)
             member.announce_demand((0, 0, 0))
             self._close_if_done(member)
@@ -255,7 +235,7 @@ class Dispatcher:
     def on_step(self, client: EngineClient, events: CacheEvents | None) -> None:
         member = self.fleet.member_of(client)
         if member is not None:
-            self.fleet.see_step(member, events, self._clock())
+            self.fleet.see_step(member, events)
 
     def on_snapshot(self, client: EngineClient, snapshot: CacheSnapshot) -> None:
         member = self.fleet.member_of(client)
@@ -264,6 +244,7 @@ class Dispatcher:
 
     def on_draining(self, client: EngineClient) -> None:
         if self.fleet.member_of(client) is not None:
+            self.readiness.note_change()
             self._waiting.rechoose(client.card.engine_id)
 
     def on_closed(self, client: EngineClient, reason: str) -> None:
@@ -271,6 +252,7 @@ class Dispatcher:
         if member is None:
             return
         self.fleet.remove(member.engine_id)
+        self.readiness.note_change()
         self._waiting.rechoose(member.engine_id)
         assert not member.running, f"{member.engine_id} closed without ending its requests"
         member.closed.set()
@@ -288,8 +270,7 @@ class Dispatcher:
         job.num_cached_tokens = None
         job.loss = None
         job.new_token_ids = []
-        member.running[job.request_id] = job
-        member.num_running_samples += job.num_samples
+        member.begin(job)
         self.fleet.count_send(member, job)
         age_s = max(0.0, now_s - job.arrived_s)
         job.timeline.append(TimelineEvent("submitted", age_s))
@@ -321,8 +302,7 @@ class Dispatcher:
 
     def _end_sample(self, member: Member, job: Job, delta: TokenDelta) -> None:
         num_ended = job.num_open_samples if delta.is_refused else 1
-        job.num_open_samples -= num_ended
-        member.num_running_samples -= num_ended
+        member.end_samples(job, num_ended)
         is_lost = delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
         is_lost = is_lost and not delta.is_refused and not job.is_cancelled
         if job.loss is None:
@@ -338,7 +318,6 @@ class Dispatcher:
 
     def _end(self, member: Member, job: Job) -> None:
         """``job`` has left ``member``: for good, or to start over."""
-        del member.running[job.request_id]
         job.is_running = False
         if job.loss is not None and not job.is_cancelled:
             if job.is_resumable:

@@ -5,6 +5,9 @@ The one exception tree of this package. Must not know HTTP frameworks: ``app.mid
 began.
 """
 
+import math
+import random
+
 import orjson
 
 
@@ -145,6 +148,16 @@ class HeadersTooLargeError(ApiError):
         )
 
 
+MIN_RETRY_S, MAX_RETRY_S = 1, 120
+"""Bounds of ``retry-after``: OpenAI's client doesn't try again at all if told to wait longer."""
+
+
+def retry_after_s(estimated_s: float) -> int:
+    """Clients come back after the estimated wait, not all at once."""
+    spread = random.uniform(0.75, 1.25)  # noqa: S311 - not a secret
+    return max(MIN_RETRY_S, min(MAX_RETRY_S, math.ceil(estimated_s * spread)))
+
+
 class OverloadedError(ApiError):
     """No capacity now; worth another try after ``retry_after_s``."""
 
@@ -165,10 +178,12 @@ class ModelLoadingError(OverloadedError):
 
     default_code = "model_loading"
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, estimated_s: float | None = None) -> None:
+        """``estimated_s``: until it is; None if nothing tells."""
+        when = "shortly" if estimated_s is None else f"in about {estimated_s:.0f} s"
         super().__init__(
-            f"The model `{model}` has no replica that is ready: it is loading. Try again shortly.",
-            retry_after_s=5,
+            f"The model `{model}` has no replica that is ready: it is loading. Try again {when}.",
+            retry_after_s=5 if estimated_s is None else retry_after_s(estimated_s),
         )
 
 

@@ -1,85 +1,31 @@
 """The connected engines of one model, what is known of each, and the choice of one for a request.
 
-Owns the prefix index. Does not submit, wait or reconnect.
+Does not submit, wait or reconnect.
 """
 
-import asyncio
 import itertools
 import random
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
+from app.cell_choice import CellChoice
 from app.client import EngineClient
+from app.config import PoolsConfig
+from app.held_prefixes import HeldPrefixes, held_by
+from app.member import Member, Send
+from app.pools import Pool, Pools
 from app.queue import Job, WaitingQueue
 from app.routing.candidate import Candidate, HeldPrefix, Policy, RouteRequest
-from app.routing.index import PrefixIndex
+from app.routing.index import HeldKeys, PrefixIndex
 from app.routing.policy import choose, ttft_s
-from app.routing.stride_remainder import StrideRemainder
-from engine.messages import KEY_STRIDE, CacheEvents, CacheSnapshot
-
-_VIEW_AGE_STEPS = 1.5
-"""A view is made at the end of a step, of what was there when it began."""
-
-_VIEW_DELAY_S = 0.02
-"""On the way, and in this process's queue."""
-
+from engine.messages import CacheEvents, CacheSnapshot
 
 DOUBT_PERIOD_S = 10.0
 """Between two snapshots that wrong predictions ask for."""
 
 SNAPSHOT_TIMEOUT_S = 5.0
 """A snapshot that is not whole by then is asked for again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A request on its way to an engine."""
-
-    job: Job
-    num_matching: int
-    """Keys of the index that were expected there."""
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """One connected engine."""
-
-    client: EngineClient
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-    running: dict[str, Job] = field(default_factory=dict)
-    num_running_samples: int = 0
-    unseen: dict[Job, int] = field(default_factory=dict)
-    """Uncached prompt tokens of submitted requests that the last load view may not show."""
-    unconfirmed: dict[str, Send] = field(default_factory=dict)
-    """Submitted requests whose prompts the engine may not have computed yet."""
-    asked_s: float | None = None
-    """When a snapshot was asked for last, or missed first."""
-    doubted_s: float | None = None
-    """When one was asked for last because of a wrong prediction."""
-    announced_demand: tuple[int, int, int] = (0, 0, 0)
-    """As the engine counts: each submit takes one off (``engine.messages.Demand``)."""
-    is_retiring: bool = False
-    """Not a member of the fleet any more: closed when its last request ended."""
-
-    @property
-    def engine_id(self) -> str:
-        return self.client.card.engine_id
-
-    @property
-    def is_accepting(self) -> bool:
-        return self.client.is_accepting and not self.is_retiring
-
-    def fits(self, job: Job) -> bool:
-        """Another root key means other weights: the prompt was made for another model."""
-        return self.is_accepting and self.client.card.root_key == job.prompt.card_root_key
-
-    def announce_demand(self, num_waiting: tuple[int, int, int]) -> None:
-        """Say so to the engine, if it is news."""
-        if num_waiting != self.announced_demand and self.client.is_accepting:
-            self.announced_demand = num_waiting
-            self.client.set_demand(num_waiting)
 
 
 class Fleet:
@@ -89,25 +35,33 @@ class Fleet:
         self,
         prefix_index_max_bytes: int,
         *,
+        clock: Callable[[], float],
+        pools: PoolsConfig | None = None,
         policy: Policy = choose,
         first_rotation: int | None = None,
     ) -> None:
         """``first_rotation``: where the turns of equal engines begin; random if not given, so that
         gateways that see the same tie don't all take the same engine.
         """
-        self.index = PrefixIndex(prefix_index_max_bytes)
+        self.pools = Pools(pools or PoolsConfig())
+        self._prefixes = HeldPrefixes(prefix_index_max_bytes)
+        self._clock = clock
         self._policy = policy
         self._members: dict[str, Member] = {}
+        self._cells = CellChoice()
         if first_rotation is None:
             first_rotation = random.getrandbits(32)
         self._rotation = itertools.count(first_rotation)
-        self._remainder = StrideRemainder(KEY_STRIDE)
 
     def __len__(self) -> int:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._members.values()))
+
+    @property
+    def index(self) -> PrefixIndex:
+        return self._prefixes.index
 
     @property
     def num_answers_per_s(self) -> float | None:
@@ -118,6 +72,11 @@ class Fleet:
             if member.is_accepting and member.client.load.mean_answer_s > 0
         ]
         return sum(rates) or None
+
+    def reconfigure(self, prefix_index_max_bytes: int, pools: PoolsConfig) -> None:
+        """New limits; requests that wait keep the pool they were put into."""
+        self.pools = Pools(pools)
+        self.index.resize(prefix_index_max_bytes)
 
     def get(self, engine_id: str | None) -> Member | None:
         return None if engine_id is None else self._members.get(engine_id)
@@ -130,25 +89,19 @@ class Fleet:
     def add(self, member: Member) -> None:
         assert member.engine_id not in self._members, f"{member.engine_id} is connected twice"
         self._members[member.engine_id] = member
+        self._cells.set_engines(self._members)
 
     def remove(self, engine_id: str) -> Member | None:
         """Forget the engine and its prefixes."""
-        self.index.forget(engine_id)
-        return self._members.pop(engine_id, None)
+        self._prefixes.forget(engine_id)
+        member = self._members.pop(engine_id, None)
+        self._cells.set_engines(self._members)
+        return member
 
-    def see_step(self, member: Member, events: CacheEvents | None, now_s: float) -> None:
-        """``member``'s load view is new: it shows what the engine has begun with, and what was
-        submitted before the step began.
-        """
-        shown_s = now_s - _VIEW_AGE_STEPS * member.client.load.step_time_s - _VIEW_DELAY_S
-        member.unseen = {
-            job: num_tokens
-            for job, num_tokens in member.unseen.items()
-            if job.request_id in member.running
-            and not job.has_begun
-            and job.submitted_s is not None
-            and job.submitted_s > shown_s
-        }
+    def see_step(self, member: Member, events: CacheEvents | None) -> None:
+        """``member``'s load view is new."""
+        now_s = self._clock()
+        member.see_load(now_s)
         if events is not None and self.index.apply(member.engine_id, events):
             self._ask_snapshot(member, now_s)
         elif self.index.is_behind(member.engine_id):
@@ -168,11 +121,9 @@ class Fleet:
 
     def count_send(self, member: Member, job: Job) -> None:
         """``job`` goes to ``member``: count its load and prefix before any event confirms them."""
-        by_class = list(member.announced_demand)
-        by_class[job.service_class] = max(0, by_class[job.service_class] - 1)
-        member.announced_demand = (by_class[0], by_class[1], by_class[2])
-        num_matching = self._num_matching(job).get(member.engine_id, 0)
-        candidate = _candidate(member, self._expected_cached_tokens(member, job, num_matching))
+        member.count_submit(job)
+        held_keys = held_by(self._prefixes.match(job), member.engine_id)
+        candidate = self._candidate(member, job, held_keys)
         num_tokens = len(job.prompt.token_ids)
         # Of what was generated before, the engine does not count what it finds.
         job.predicted_cached_tokens = min(
@@ -180,24 +131,18 @@ class Fleet:
         )
         job.predicted_ttft_s = ttft_s(num_tokens, candidate)
         member.unseen[job] = num_tokens - candidate.num_cached_tokens
-        member.unconfirmed[job.request_id] = Send(job, num_matching)
-        self.index.count_send(member.engine_id, job.request_id, job.prompt.index_keys)
+        member.unconfirmed[job.request_id] = Send(job, held_keys.accelerator)
+        self._prefixes.count_send(member.engine_id, job)
 
     def choose(self, job: Job, queue: WaitingQueue) -> Member | None:
         """Where ``job`` should go, if to any; to one that lost it only if there are no others."""
-        fitting = [member for member in self._members.values() if member.fits(job)]
-        fresh = [member for member in fitting if member.engine_id not in job.tried] or fitting
-        if len(fresh) < 2:
-            return fresh[0] if fresh else None
-        matching = self._num_matching(job)
+        members = self._usable(job, queue)
+        if len(members) < 2:
+            return members[0] if members else None
+        matching = self._prefixes.match(job)
         candidates = [
-            _waiting_candidate(
-                member,
-                self._expected_cached_tokens(member, job, matching.get(member.engine_id, 0)),
-                job,
-                queue,
-            )
-            for member in fresh
+            self._waiting_candidate(member, job, held_by(matching, member.engine_id), queue)
+            for member in members
         ]
         request = RouteRequest(
             len(job.prompt.token_ids),
@@ -208,21 +153,78 @@ class Fleet:
         )
         return self._members[self._policy(request, candidates).candidate.engine_id]
 
-    def _num_matching(self, job: Job) -> dict[str, int]:
-        """By engine. A prompt whose log probabilities are asked for is computed whole."""
-        if job.sampling.num_prompt_logprobs is not None:
-            return {}
-        return self.index.num_matching(job.prompt.index_keys)
+    def may_take(self, member: Member, job: Job, queue: WaitingQueue) -> bool:
+        """Whether ``member`` can serve ``job``, whatever is best for it."""
+        if not member.fits(job):
+            return False
+        if job.engine_id == member.engine_id or not self.pools.of_their_own:
+            return True
+        return bool(self._with_place(job, [member], self._neighbours(job, queue), queue))
 
-    def _expected_cached_tokens(self, member: Member, job: Job, num_matching: int) -> int:
-        if job.sampling.num_prompt_logprobs is not None:
-            return 0
-        num_blocks = len(job.prompt.block_keys)
-        num_blocks_beyond = self._remainder.expected_blocks(num_matching, num_blocks)
-        num_expected = num_matching * KEY_STRIDE + num_blocks_beyond
-        num_cached = round(num_expected * member.client.card.block_size_tokens)
-        # The last prompt token is always computed, or there would be nothing to sample from.
-        return min(num_cached, len(job.prompt.token_ids) - 1)
+    def pool_of(self, job: Job) -> Pool:
+        """Whose replicas ``job`` is to use."""
+
+        def num_uncached_tokens() -> int:
+            matching = self._prefixes.match(job)
+            held = [
+                self._prefixes.expected(member.client.card, job, matching[member.engine_id]).longest
+                for member in self._members.values()
+                if member.engine_id in matching
+            ]
+            return len(job.prompt.token_ids) - max(held, default=0)
+
+        return self.pools.pool_of(job.service_class, num_uncached_tokens)
+
+    def _usable(self, job: Job, queue: WaitingQueue) -> Sequence[Member]:
+        neighbours = self._neighbours(job, queue)
+        fitting = [member for member in neighbours if member.fits(job)]
+        fresh = [member for member in fitting if member.engine_id not in job.tried] or fitting
+        if not self.pools.of_their_own:
+            return fresh
+        return self._with_place(job, fresh, neighbours, queue)
+
+    def _neighbours(self, job: Job, queue: WaitingQueue) -> Sequence[Member]:
+        """The cell that ``job`` belongs to, or the whole of a smaller fleet."""
+
+        def load_of(engine_id: str) -> int | None:
+            member = self._members[engine_id]
+            if not member.fits(job) or engine_id in job.tried:
+                return None
+            load = member.client.load
+            num_seen = max(load.num_running + load.num_waiting, member.num_running_samples)
+            return num_seen + queue.lane(engine_id).num_samples
+
+        engine_ids = self._cells.choose(job, load_of)
+        if engine_ids is None:
+            return list(self._members.values())
+        return [self._members[engine_id] for engine_id in engine_ids]
+
+    def _with_place(
+        self, job: Job, members: Sequence[Member], neighbours: Sequence[Member], queue: WaitingQueue
+    ) -> Sequence[Member]:
+        """Those of ``members`` on which ``job``'s pool has a place left for it."""
+        homes = self.pools.homes(m.engine_id for m in neighbours if m.is_accepting)
+        has_home = job.pool in homes.values()
+
+        def has_place(member: Member) -> bool:
+            waiting = queue.lane(member.engine_id).num_samples_by_pool
+            own = job.num_samples if job.engine_id == member.engine_id else 0
+
+            def num_there(pool: Pool) -> int:
+                num_own = own if pool is job.pool else 0  # it need not wait for itself
+                return member.num_running_by_pool[pool] + waiting[pool] - num_own
+
+            return self.pools.has_place(
+                job.pool,
+                homes.get(member.engine_id, Pool.SHARED),
+                num_there=num_there,
+                num_more=job.num_samples,
+                has_home=has_home,
+                num_gateways=member.client.num_gateways,
+            )
+
+        with_place = [member for member in members if has_place(member)]
+        return with_place or (members if job.pool is Pool.SHARED else ())
 
     def _ask_snapshot(self, member: Member, now_s: float) -> None:
         member.asked_s = now_s
@@ -239,21 +241,59 @@ class Fleet:
             if send.job.has_begun or send.job.request_id not in member.running
         ]
         for send in done:
-            job = send.job
-            del member.unconfirmed[job.request_id]
-            num_cached_blocks = _num_cached_blocks(member, job)
-            if num_cached_blocks is not None:
-                num_prompt_blocks = len(job.prompt.block_keys)
-                self._remainder.learn(send.num_matching, num_prompt_blocks, num_cached_blocks)
-            is_wrong = self.index.settle_send(
-                member.engine_id,
-                job.request_id,
-                None if num_cached_blocks is None else num_cached_blocks // KEY_STRIDE,
-            )
+            del member.unconfirmed[send.job.request_id]
+            num_cached_blocks = _num_cached_blocks(member, send.job)
+            is_wrong = self._prefixes.settle_send(member.engine_id, send, num_cached_blocks, now_s)
             is_due = member.doubted_s is None or now_s >= member.doubted_s + DOUBT_PERIOD_S
             if is_wrong and is_due:
                 member.doubted_s = now_s
                 self._ask_snapshot(member, now_s)
+
+    def _waiting_candidate(
+        self, member: Member, job: Job, held: HeldKeys, queue: WaitingQueue
+    ) -> Candidate:
+        """What waits in this gateway counts if it goes first; of others only the sums are known."""
+        lane = queue.lane(member.engine_id)
+        num_before = bisect_left(lane.jobs, job.order, key=attrgetter("order"))
+        num_others = len(lane.jobs) - (job.engine_id == member.engine_id)
+        num_samples, num_tokens = lane.num_samples, lane.num_tokens
+        if num_others < len(lane.jobs):  # it need not wait for itself
+            num_samples -= job.num_samples
+            num_tokens -= len(job.prompt.token_ids)
+        share = num_before / num_others if num_others else 0.0
+        return self._candidate(
+            member,
+            job,
+            held,
+            num_queued=round(share * num_samples),
+            num_queued_tokens=round(share * num_tokens),
+        )
+
+    def _candidate(
+        self,
+        member: Member,
+        job: Job,
+        held: HeldKeys,
+        *,
+        num_queued: int = 0,
+        num_queued_tokens: int = 0,
+    ) -> Candidate:
+        card = member.client.card
+        now_s = self._clock()
+        expected: HeldPrefix = self._prefixes.expected(card, job, held)
+        return Candidate(
+            engine_id=member.engine_id,
+            load=member.client.load,
+            block_size_tokens=card.block_size_tokens,
+            held=expected,
+            num_in_flight=member.num_running_samples + num_queued,
+            num_unseen=sum(unseen.num_samples for unseen in member.unseen) + num_queued,
+            num_unseen_tokens=sum(member.unseen.values()),
+            num_queued_tokens=num_queued_tokens,
+            max_num_seqs=card.max_num_seqs,
+            hit_probability=self._prefixes.hit_probability(member.engine_id, now_s),
+            age_s=member.view_age_s(now_s),
+        )
 
 
 def _num_cached_blocks(member: Member, job: Job) -> int | None:
@@ -266,40 +306,3 @@ def _num_cached_blocks(member: Member, job: Job) -> int | None:
     assert job.num_cached_tokens is not None
     # Of a prompt that is cached whole the last token is computed, and not counted: round up.
     return -(-job.num_cached_tokens // member.client.card.block_size_tokens)
-
-
-def _waiting_candidate(
-    member: Member, num_cached_tokens: int, job: Job, queue: WaitingQueue
-) -> Candidate:
-    """What waits in this gateway counts if it goes first; of others only the sums are known."""
-    lane = queue.lane(member.engine_id)
-    num_before = bisect_left(lane.jobs, job.order, key=attrgetter("order"))
-    num_others = len(lane.jobs) - (job.engine_id == member.engine_id)
-    num_samples, num_tokens = lane.num_samples, lane.num_tokens
-    if num_others < len(lane.jobs):  # it need not wait for itself
-        num_samples -= job.num_samples
-        num_tokens -= len(job.prompt.token_ids)
-    share = num_before / num_others if num_others else 0.0
-    return _candidate(
-        member,
-        num_cached_tokens,
-        num_queued=round(share * num_samples),
-        num_queued_tokens=round(share * num_tokens),
-    )
-
-
-def _candidate(
-    member: Member, num_cached_tokens: int, *, num_queued: int = 0, num_queued_tokens: int = 0
-) -> Candidate:
-    card = member.client.card
-    return Candidate(
-        engine_id=member.engine_id,
-        load=member.client.load,
-        block_size_tokens=card.block_size_tokens,
-        held=HeldPrefix(num_cached_tokens, num_cached_tokens, num_cached_tokens),
-        num_in_flight=member.num_running_samples + num_queued,
-        num_unseen=sum(unseen.num_samples for unseen in member.unseen) + num_queued,
-        num_unseen_tokens=sum(member.unseen.values()),
-        num_queued_tokens=num_queued_tokens,
-        max_num_seqs=card.max_num_seqs,
-    )

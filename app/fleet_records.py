@@ -14,8 +14,8 @@ import orjson
 
 from app.client import AskedTooOftenError
 from app.errors import InvalidRequestError, NotFoundError, OverloadedError
-from app.fleet import Member
 from app.gateway import Gateway
+from app.member import Member
 from app.queue import Job
 
 logger = logging.getLogger(__name__)

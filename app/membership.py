@@ -57,7 +57,7 @@ class Membership:
     def set_addresses(self, addresses: Mapping[str, EngineAddress]) -> None:
         """The replicas there are now: new ones are dialled, others finish what runs on them."""
         wanted = set(addresses.values())
-        self._dispatcher.is_connecting = bool(wanted)
+        self._dispatcher.readiness.is_connecting = bool(wanted)
         for address in [address for address in self._tasks if address not in wanted]:
             self._tasks.pop(address).cancel()
             self._dispatcher.retire_engine(address.engine_id)

@@ -17,8 +17,8 @@ from app.errors import (
     OverloadedError,
     RequestTimeoutError,
 )
-from app.fleet import Member
 from app.gateway import Gateway
+from app.member import Member
 from app.record import record_of
 from app.requests.body import parse_json_object, read_body
 from app.requests.profile_request import ProfileRequest, parse_profile_request

@@ -9,9 +9,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import islice
 from typing import Protocol
 
 from app.errors import ApiError
+from app.pools import Pool
 from app.text.tokenization import Prompt
 from engine.messages import SamplingParams, ServiceClass, TimelineEvent, TokenDelta
 
@@ -56,6 +58,8 @@ class Job:
     """When the whole request must have ended."""
     num_samples: int = 1
     service_class: ServiceClass = ServiceClass.STANDARD
+    pool: Pool = Pool.SHARED
+    """Decided when it arrived."""
     affinity: int | None = None
     """As ``app.routing.candidate.RouteRequest`` has it."""
     queued_s: float = 0.0
@@ -89,6 +93,12 @@ class Job:
     """From that submission to the first token, as the router expected it."""
 
     @property
+    def num_request_tokens(self) -> int:
+        """Of the prompt and the longest answer that was asked for, together."""
+        num_prompt_tokens = len(self.prompt.token_ids) - self.num_generated
+        return num_prompt_tokens + self.sampling.max_tokens
+
+    @property
     def is_resumable(self) -> bool:
         """Another engine can go on where this one is lost."""
         return self.num_samples == 1 and bool(self.num_generated or self.new_token_ids)
@@ -120,6 +130,7 @@ class Lane:
     """Of their prompts."""
     num_by_class: list[int] = field(default_factory=lambda: [0] * len(ServiceClass))
     """Jobs per ``ServiceClass``."""
+    num_samples_by_pool: dict[Pool, int] = field(default_factory=lambda: dict.fromkeys(Pool, 0))
 
 
 _EMPTY = Lane()
@@ -153,12 +164,22 @@ class WaitingQueue:
         """As they are now, oldest first; the queue may change meanwhile."""
         return list(self.lane(engine_id).jobs)
 
+    def num_stranded(self, pool: Pool) -> int:
+        """Samples of ``pool`` for which no engine has a place."""
+        return self.lane(None).num_samples_by_pool[pool]
+
+    def stranded(self, pool: Pool, num_jobs: int) -> list[Job]:
+        """Up to ``num_jobs`` jobs of ``pool`` for which no engine has a place, oldest first."""
+        waiting = (job for job in self.lane(None).jobs if job.pool is pool)
+        return list(islice(waiting, num_jobs))
+
     def add(self, job: Job) -> None:
         """Put ``job`` under ``job.engine_id``, in its order."""
         lane = self._lanes.setdefault(job.engine_id, Lane())
         insort(lane.jobs, job, key=_order)
         lane.num_by_class[job.service_class] += 1
         lane.num_samples += job.num_samples
+        lane.num_samples_by_pool[job.pool] += job.num_samples
         lane.num_tokens += len(job.prompt.token_ids)
         self._len += 1
 
@@ -168,6 +189,7 @@ class WaitingQueue:
         lane.jobs.remove(job)
         lane.num_by_class[job.service_class] -= 1
         lane.num_samples -= job.num_samples
+        lane.num_samples_by_pool[job.pool] -= job.num_samples
         lane.num_tokens -= len(job.prompt.token_ids)
         self._len -= 1
         if not lane.jobs:
@@ -221,4 +243,7 @@ class WaitingQueue:
             classes = [job.service_class for job in lane.jobs]
             assert lane.num_by_class == [classes.count(kind) for kind in ServiceClass]
             assert lane.num_samples == sum(job.num_samples for job in lane.jobs)
+            assert lane.num_samples == sum(lane.num_samples_by_pool.values())
+            for pool, num_samples in lane.num_samples_by_pool.items():
+                assert num_samples == sum(j.num_samples for j in lane.jobs if j.pool is pool)
             assert lane.num_tokens == sum(len(job.prompt.token_ids) for job in lane.jobs)

@@ -6,13 +6,17 @@ has left.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from app.config import GatewayConfig
 from app.drain_meter import DrainMeter
 from app.errors import ApiError, RequestTimeoutError
-from app.fleet import Fleet, Member
+from app.fleet import Fleet
+from app.member import Member
+from app.pools import Pool
 from app.queue import Job, WaitingQueue
+from app.readiness import Readiness
 from engine.messages import ServiceClass, TimelineEvent
 
 TICK_S = 0.05
@@ -38,6 +42,7 @@ class WaitingRoom:
     def __init__(
         self,
         fleet: Fleet,
+        readiness: Readiness,
         config: GatewayConfig,
         clock: Callable[[], float],
         *,
@@ -48,6 +53,7 @@ class WaitingRoom:
         one that waited in vain.
         """
         self._fleet = fleet
+        self._readiness = readiness
         self._config = config
         self._clock = clock
         self._submit = submit
@@ -82,14 +88,15 @@ class WaitingRoom:
         """Until a request that came now would reach an engine.
 
         What stands before it, by the rate at which waiting requests left lately; as long as none
-        did, by the rate at which full engines end answers.
+        did, by the rate at which full engines end answers. And until there is an engine.
         """
         now_s = self._clock()
+        absence_s = self._readiness.estimated_wait_s
         num_before = self._queue.num_before(now_s + service_class.delay_s)
         if num_before == 0:
-            return 0.0
+            return absence_s
         rate_per_s = self._drain.rate_per_s(now_s) or self._fleet.num_answers_per_s
-        return 0.0 if rate_per_s is None else (num_before + 1) / rate_per_s
+        return absence_s + (0.0 if rate_per_s is None else (num_before + 1) / rate_per_s)
 
     def max_wait_s(self, service_class: ServiceClass) -> float:
         """Longer by as much as others may overtake it."""
@@ -109,7 +116,10 @@ class WaitingRoom:
         job.submitted_s = None
         job.timeline.append(TimelineEvent("queued", job.queued_s - job.arrived_s))
         job.engine_id = None
-        member = self._fleet.choose(job, self._queue)
+        job.pool = self._fleet.pool_of(job)
+        # Nobody of a pool goes before those that wait for its next place.
+        is_full = job.pool is not Pool.SHARED and self._queue.num_stranded(job.pool) > 0
+        member = None if is_full else self._fleet.choose(job, self._queue)
         job.engine_id = None if member is None else member.engine_id
         self._queue.add(job)
         if member is not None:
@@ -139,7 +149,9 @@ class WaitingRoom:
         urgent_before_s = now_s - self._config.max_queue_wait_s / 2
         while member.is_accepting and member.client.num_credits > 0:
             job = self._queue.pop_for(
-                member.engine_id, urgent_before_s=urgent_before_s, fits=member.fits
+                member.engine_id,
+                urgent_before_s=urgent_before_s,
+                fits=partial(self._fleet.may_take, member, queue=self._queue),
             )
             if job is None:
                 break
@@ -181,6 +193,11 @@ class WaitingRoom:
             interactive, standard, batch = self._queue.lane(member.engine_id).num_by_class
             member.announce_demand((interactive, standard, batch))
 
+    def _timeout_error(self, waited_s: float) -> ApiError:
+        if self._readiness.card is None:
+            return self._readiness.loading_error()
+        return RequestTimeoutError(f"No replica had room within {waited_s:.1f} s.")
+
     def _tick_later(self) -> None:
         if self._tick_handle is None and len(self._queue):
             self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -190,9 +207,8 @@ class WaitingRoom:
         now_s = self._clock()
         for job in self._queue:
             if now_s >= min(job.queued_s + self.max_wait_s(job.service_class), job.deadline_s):
-                waited_s = now_s - job.queued_s
-                self.give_up(
-                    job, RequestTimeoutError(f"No replica had room within {waited_s:.1f} s.")
-                )
+                self.give_up(job, self._timeout_error(now_s - job.queued_s))
         self._rechoose(self._queue.oldest(MAX_RECHOSEN_PER_TICK))
+        for pool in self._fleet.pools.of_their_own:
+            self._rechoose(self._queue.stranded(pool, MAX_RECHOSEN_PER_TICK))
         self._tick_later()

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from app.config import GatewayConfig, ModelRoute
+from app.config import GatewayConfig, ModelRoute, PoolConfig, PoolsConfig
 from deployments.config import GatewayArgs, ModelArgs
 from engine.config import EngineConfig, PacedConfig
 
@@ -36,6 +36,8 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("Gateway: `args` of `deployments.build:build_gateway`", GatewayArgs),
     ("Gateway at run time: `user_config` of the deployment `Gateway`", GatewayConfig),
     ("Models the gateway offers: `user_config.models[]`", ModelRoute),
+    ("Pools of replicas: `user_config.pools`", PoolsConfig),
+    ("One pool: `user_config.pools.batch` and `.long_prompts`", PoolConfig),
     ("Model: `args` of `deployments.build:build_model`", ModelArgs),
     ("Engine: `args.engine` of a model", EngineConfig),
     ("Paced engine: `args.engine.paced`", PacedConfig),

@@ -82,11 +82,9 @@ def test_a_replica_that_died_leaves_nothing_behind() -> None:
         dead = simulation.engines.pop(max(range(8), key=simulation.num_cached_keys))
         client = dead.clients[0]
         gateway.on_closed(client, "it died")
-        gateway.on_step(client, CacheEvents(10**6, [*dead.mirror._keys], []))  # its last words
-        assert all(
-            dead.engine_id not in gateway.fleet.index.num_matching([key])
-            for key in dead.mirror._keys
-        )
+        keys = [key for part in dead.mirror.snapshot() for key in part.keys]
+        gateway.on_step(client, CacheEvents(10**6, keys, []))  # its last words
+        assert all(dead.engine_id not in gateway.fleet.index.num_matching([key]) for key in keys)
         check_indices(simulation)
         gateway.fleet.index.check_integrity()
         await simulation.close()

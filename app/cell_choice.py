@@ -1,0 +1,50 @@
+"""Which part of a large fleet a request may go to: one of the two cells that its affinity picks.
+
+All gateways that see the same engines agree. With one cell nothing is left out.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+from app.queue import Job
+from app.routing.cells import Cells, assign_cells, cell_pair, choose_cell
+
+
+class CellChoice:
+    """The cells of one model's engines."""
+
+    def __init__(self) -> None:
+        self._cells: Cells = assign_cells(())
+
+    def set_engines(self, engine_ids: Iterable[str]) -> None:
+        """Those there are now."""
+        self._cells = assign_cells(engine_ids, before=self._cells)
+
+    def choose(self, job: Job, load_of: Callable[[str], int | None]) -> Sequence[str] | None:
+        """The engines of the cell for ``job``; None: all there are.
+
+        ``load_of``: requests in flight or waiting at an engine; None if it can't take ``job``.
+        """
+        members = self._cells.members
+        if len(members) == 1:
+            return None
+        pair = cell_pair(_affinity_of(job), range(len(members)))
+        loads = {cell: _mean_load(members[cell], load_of) for cell in dict.fromkeys(pair)}
+        known = {cell: load for cell, load in loads.items() if load is not None}
+        if len(known) == len(loads):
+            return members[choose_cell(pair, known)]
+        # All engines of a cell are leaving, or have lost it.
+        return members[next(iter(known))] if known else None
+
+
+def _mean_load(engine_ids: Sequence[str], load_of: Callable[[str], int | None]) -> float | None:
+    loads = [load for load in map(load_of, engine_ids) if load is not None]
+    return fmean(loads) if loads else None
+
+
+def _affinity_of(job: Job) -> int:
+    """Of a request that belongs to no others: by its prompt's beginning, else any."""
+    if job.affinity is not None:
+        return job.affinity
+    keys = job.prompt.index_keys[:1] or [job.request_id.encode()]
+    return int.from_bytes(keys[0][:8], "big")
