@@ -26,7 +26,8 @@ class RequestOutcome:
     """Of the prompt, that were not computed: held by the accelerator, or loaded to it."""
     num_loaded_tokens: int = 0
     """Of those, what came from a tier or a peer."""
-    num_preemptions: int = 0
+    num_restarts: int = 0
+    """Replicas that were lost amid it."""
 
     @property
     def ttft_s(self) -> float:

@@ -94,3 +94,17 @@ def hit_ceiling(workload: Workload) -> float:
         # The last token is computed in any case.
         num_hits += min(num_blocks * workload.block_size_tokens, request.num_prompt_tokens - 1)
     return num_hits / num_tokens
+
+
+def followers(workload: Workload) -> dict[str, SimulatedRequest]:
+    """By the id of the request before it in its session: those that wait for its answer."""
+    after: dict[str, SimulatedRequest] = {}
+    last_of: dict[str, SimulatedRequest] = {}
+    for request in workload.requests:
+        if request.session is None:
+            continue
+        before = last_of.get(request.session)
+        if before is not None and request.think_s is not None:
+            after[before.request_id] = request
+        last_of[request.session] = request
+    return after

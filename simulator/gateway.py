@@ -1,0 +1,199 @@
+"""One gateway of a simulated fleet: the production fleet view with its prefix index, fed with what
+replicas reported a while ago, and a routing policy of any name.
+
+A request goes to the chosen replica at once: none waits in the gateway for a credit. Must not know
+how replicas work.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import cast
+
+from app.client import EngineClient
+from app.fleet import Fleet
+from app.member import Member
+from app.queue import Answer, Job, WaitingQueue
+from app.routing.candidate import LOCAL, Candidate, Choice, ReplicaRates, RouteRequest, Source
+from app.text.tokenization import Prompt
+from engine.messages import KEY_STRIDE, CacheSnapshot, LoadView, ModelCard, SamplingParams
+from simulator.policies.base import RoutingPolicy, Seen
+from simulator.replica import ROOT_KEY, Report, SimulatedReplica
+from simulator.replica_spec import BlockUnits
+from simulator.workload import SimulatedRequest
+
+INDEX_MAX_BYTES = 2**30
+_NO_TIMEOUT_S = 1e12
+_NOTHING_WAITS = WaitingQueue()
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """As much of an ``EngineClient`` as a fleet view reads."""
+
+    card: ModelCard
+    load: LoadView
+    ask_snapshot: Callable[[], None]
+    is_accepting: bool = True
+    num_gateways: int = 1
+
+    def request_snapshot(self) -> None:
+        self.ask_snapshot()
+
+
+class FleetGateway:
+    """Owner of what one gateway knows."""
+
+    def __init__(
+        self,
+        number: int,
+        choose: RoutingPolicy,
+        units: BlockUnits,
+        *,
+        stale_s: float,
+        ask_snapshot: Callable[["FleetGateway", str], None],
+    ) -> None:
+        self._choose = choose
+        self._units = units
+        self._stale_s = stale_s
+        self._ask_snapshot = ask_snapshot
+        self._now_s = 0.0
+        """What the fleet view takes for the present: for a report, when that was made."""
+        self._fleet = Fleet(
+            INDEX_MAX_BYTES,
+            clock=lambda: self._now_s,
+            policy=self._decide,
+            first_rotation=number * 0x9E3779B9,
+        )
+        self._rates: dict[str, ReplicaRates] = {}
+        self._choice: Choice | None = None
+        self._jobs: dict[str, tuple[Member, Job]] = {}
+
+    def add(self, replica: SimulatedReplica, load: LoadView) -> None:
+        """It may be sent requests from now on."""
+        card = ModelCard(
+            engine_id=replica.engine_id,
+            model="simulated",
+            weights_revision="",
+            root_key=ROOT_KEY,
+            block_size_tokens=self._units.told_block_tokens,
+            max_model_len=replica.max_request_tokens,
+            max_request_tokens=replica.max_request_tokens,
+            vocab_size=1,
+            eos_token_ids=[],
+            tokenizer_json=b"",
+            chat_template=None,
+            bos_token=None,
+            eos_token=None,
+            created_s=0,
+            max_num_seqs=replica.spec.config.max_num_seqs,
+        )
+        engine_id = replica.engine_id
+        connection = _Connection(card, load, lambda: self._ask_snapshot(self, engine_id))
+        # A fleet view submits nothing, so that the rest of a client is not asked for.
+        self._fleet.add(Member(cast("EngineClient", connection)))
+        rates = replica.spec.model.bandwidths
+        self._rates[engine_id] = ReplicaRates(
+            host_tokens_per_s=rates.host_tokens_per_s if replica.spec.host_tokens else 0.0,
+            disk_tokens_per_s=rates.disk_tokens_per_s if replica.spec.disk_tokens else 0.0,
+            peer_tokens_per_s=rates.peer_tokens_per_s,
+        )
+
+    def drain(self, engine_id: str) -> None:
+        """Send it nothing more."""
+        member = self._fleet.get(engine_id)
+        assert member is not None
+        member.is_retiring = True
+
+    def remove(self, engine_id: str) -> None:
+        """It is gone, with all that was sent to it."""
+        member = self._fleet.remove(engine_id)
+        assert member is not None
+        for request_id in list(member.running):
+            del self._jobs[request_id]
+
+    def route(self, now_s: float, request: SimulatedRequest) -> tuple[str, Source] | None:
+        """Where ``request`` goes, and from where its prefix; it counts as sent. None: there is no
+        replica that can hold it.
+        """
+        self._now_s = now_s
+        job = self._job(now_s, request)
+        self._choice = None
+        member = self._fleet.choose(job, _NOTHING_WAITS)
+        if member is None:
+            return None
+        job.engine_id = member.engine_id
+        job.is_running = True
+        job.submitted_s = now_s
+        job.num_open_samples = 1
+        member.begin(job)
+        self._fleet.count_send(member, job)
+        self._jobs[request.request_id] = (member, job)
+        return member.engine_id, LOCAL if self._choice is None else self._choice.source
+
+    def hear_answers(self, report: Report) -> None:
+        """Of its own requests a gateway hears at once."""
+        for sequence in report.begun:
+            known = self._jobs.get(sequence.request.request_id)
+            if known is not None:
+                job = known[1]
+                job.has_begun = True
+                job.num_cached_tokens = sequence.cached_tokens
+        for sequence in report.ended:
+            known = self._jobs.pop(sequence.request.request_id, None)
+            if known is not None:
+                known[0].end_samples(known[1], 1)
+
+    def hear(self, report: Report) -> None:
+        """The replica's load and cache events."""
+        member = self._fleet.get(report.engine_id)
+        if member is None:
+            return  # lost since
+        self._now_s = report.made_s
+        cast("_Connection", member.client).load = report.load
+        for events in report.events[:-1]:
+            self._fleet.index.apply(report.engine_id, events)
+        self._fleet.see_step(member, report.events[-1] if report.events else None)
+
+    def hear_snapshot(self, engine_id: str, parts: Sequence[CacheSnapshot]) -> None:
+        """All that the replica holds, as it was asked for."""
+        member = self._fleet.get(engine_id)
+        if member is not None:
+            for part in parts:
+                self._fleet.see_snapshot(member, part)
+
+    def _job(self, now_s: float, request: SimulatedRequest) -> Job:
+        keys = request.block_keys
+        units = self._units
+        # Every 8th key is one of the workload's, as a fleet view looks them up; the others are
+        # only counted.
+        told = [b""] * (len(keys) * units.told_per_block)
+        index_keys = keys[units.key_stride - 1 :: units.key_stride]
+        told[KEY_STRIDE - 1 :: KEY_STRIDE] = index_keys
+        return Job(
+            request.request_id,
+            Prompt([0] * request.num_prompt_tokens, ROOT_KEY, told, ROOT_KEY),
+            SamplingParams(request.num_answer_tokens),
+            cast("Answer", None),  # a fleet view answers nobody
+            arrived_s=now_s,
+            deadline_s=now_s + _NO_TIMEOUT_S,
+            service_class=request.service_class,
+            affinity=None if request.session is None else _hash64(request.session),
+        )
+
+    def _decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
+        seen = [Seen(self._complete(candidate)) for candidate in candidates]
+        self._choice = self._choose(request, seen)
+        return self._choice
+
+    def _complete(self, candidate: Candidate) -> Candidate:
+        """With what a fleet view of replicas without tiers does not know."""
+        return replace(
+            candidate,
+            rates=self._rates[candidate.engine_id],
+            age_s=candidate.age_s + self._stale_s,
+        )
+
+
+def _hash64(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
