@@ -77,6 +77,11 @@ class BlockManager:
     def num_free_blocks(self) -> int:
         return self._pool.num_free
 
+    @property
+    def num_empty_blocks(self) -> int:
+        """Free blocks that hold no prefix."""
+        return self._pool.num_empty
+
     def num_references(self, block_id: int) -> int:
         return self._pool.num_references(block_id)
 

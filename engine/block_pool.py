@@ -29,6 +29,11 @@ class BlockPool:
         return len(self._blank) + len(self._kept)
 
     @property
+    def num_empty(self) -> int:
+        """Those of ``num_free`` that keep nothing."""
+        return len(self._blank)
+
+    @property
     def cached_block_ids(self) -> frozenset[int]:
         return frozenset(self._cached)
 

@@ -156,7 +156,9 @@ class Engine:
         return StepOutput(
             deltas,
             self._blocks.take_events(),
-            make_load_view(self._scheduler, self._blocks, self._meter),
+            make_load_view(
+                self._scheduler, self._blocks, self._meter, self._step_limits.step_times
+            ),
             self._recorder.stats(self._scheduler),
             record,
             self._notes.take(),

@@ -4,11 +4,15 @@ from engine.block_manager import BlockManager
 from engine.load_meter import LoadMeter
 from engine.messages import LoadView
 from engine.scheduler import Scheduler
+from engine.step_time import StepTimeModel
 
 
-def make_load_view(scheduler: Scheduler, blocks: BlockManager, meter: LoadMeter) -> LoadView:
+def make_load_view(
+    scheduler: Scheduler, blocks: BlockManager, meter: LoadMeter, steps: StepTimeModel
+) -> LoadView:
     """As it is between steps."""
     totals = scheduler.totals
+    is_fitted = steps.seen >= 1.0
     num_waiting_tokens = scheduler.num_waiting_tokens
     return LoadView(
         num_running=scheduler.num_running,
@@ -24,4 +28,8 @@ def make_load_view(scheduler: Scheduler, blocks: BlockManager, meter: LoadMeter)
         num_generated_tokens=totals.num_generated_tokens,
         num_waiting_tokens=num_waiting_tokens,
         mean_answer_s=meter.mean_answer_s,
+        num_empty_blocks=blocks.num_empty_blocks,
+        prefill_base_s=steps.base_s if is_fitted else 0.0,
+        prefill_token_s=steps.per_prefill_token_s if is_fitted else 0.0,
+        prefill_attended_s=steps.per_attended_token_s if is_fitted else 0.0,
     )

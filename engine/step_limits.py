@@ -8,7 +8,7 @@ from engine.load_limits import LoadLimits
 from engine.memory_limits import MemoryLimits
 from engine.observations import LimitReason
 from engine.step import StepPlan
-from engine.step_time import StepWork, measure_work
+from engine.step_time import StepTimeModel, StepWork, measure_work
 
 _MOST_OVERHEAD = 0.5
 """Of a step's time: a longer time before it was not spent on it, there was nothing to do."""
@@ -24,6 +24,11 @@ class StepLimits:
         self._most_tokens = config.max_num_batched_tokens
         self._most_seqs = config.max_num_seqs
         self._last_ended_s: float | None = None
+
+    @property
+    def step_times(self) -> StepTimeModel:
+        """What was learned of them, to be read."""
+        return self._load.model
 
     @property
     def max_tokens(self) -> int:

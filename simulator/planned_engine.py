@@ -179,7 +179,7 @@ class PlannedEngine:
         self._blocks.release(sequence)
 
     def load_view(self) -> LoadView:
-        return make_load_view(self._scheduler, self._blocks, self._meter)
+        return make_load_view(self._scheduler, self._blocks, self._meter, self._limits.step_times)
 
     def take_events(self) -> CacheEvents | None:
         return self._blocks.take_events()

@@ -69,6 +69,23 @@ class ReplicaRates:
 NO_RATES = ReplicaRates()
 
 
+class Gateways(NamedTuple):
+    """Who else sends to the same replicas, and how much: of others' last requests a load view
+    can't show those that are younger than itself.
+    """
+
+    rank: int = 0
+    """Of the gateway that asks, from 0; different for each."""
+    number: int = 1
+    requests_per_s: float = 0.0
+    """That each gateway sends, as far as this one can know: as many as itself."""
+    uncached_tokens: float = 0.0
+    """Of each of those, to be computed, on average."""
+
+
+ALONE = Gateways()
+
+
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
     """What of a request matters for where it goes."""
@@ -85,6 +102,7 @@ class RouteRequest:
     """The engine that it waits for: among equals it stays."""
     rotation: int = 0
     """Differs from request to request, and from gateway to gateway; breaks ties."""
+    gateways: Gateways = ALONE
 
 
 @dataclass(frozen=True, slots=True)
