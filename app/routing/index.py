@@ -247,9 +247,9 @@ class PrefixIndex:
         """Of each engine: by reaching so far, it holds all keys until now."""
         matching: dict[str, list[int]] = {}
         num_held = 0
-        for run in self._table.runs(keys, sent):
+        for bits, num_keys in self._table.runs(keys, sent):
             # Who reaches for the host has what is on the accelerator, too; and so on.
-            reached = run.bits | (run.bits & accelerators) << 1
+            reached = bits | (bits & accelerators) << 1
             reached |= (reached & hosts) << 1
             ended = going_on & ~reached
             if ended:
@@ -258,7 +258,7 @@ class PrefixIndex:
                 going_on ^= ended
                 if not going_on:
                     break
-            num_held += run.num_keys
+            num_held += num_keys
         if num_held:
             self._note(matching, going_on, num_held)
         return {id_: HeldKeys(*nums) for id_, nums in matching.items()}

@@ -10,19 +10,11 @@ them, which goes on by slices whenever something is learned: it never holds up t
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
 
 from cache_tiers.keys import KEY_BYTES
 
 _SWEPT_PER_KEY = 4
 _SWEPT_PER_CALL = 64
-
-
-class Run(NamedTuple):
-    """Keys that follow each other and have the same bits."""
-
-    bits: int
-    num_keys: int
 
 
 @dataclass(slots=True, eq=False)
@@ -52,10 +44,11 @@ class KeyTable:
         """Those that some key may still have."""
         return self._retired_bits | (0 if self._sweep is None else self._sweep.bits)
 
-    def runs(self, keys: Sequence[bytes], more: Mapping[bytes, int]) -> Iterator[Run]:
-        """The bits of ``keys``, with those that ``more`` has for them, up to the first that has
-        none. They count as used.
+    def runs(self, keys: Sequence[bytes], more: Mapping[bytes, int]) -> Iterator[tuple[int, int]]:
+        """``(bits, number of keys)`` for ``keys`` that follow each other and have the same bits,
+        with those that ``more`` has for them; up to the first that has none. They count as used.
         """
+        # Plain tuples: where bits change with every key, named ones would double the time.
         young, old = self._young, self._old
         run_bits = run_begin = position = 0
         for position, key in enumerate(keys):
@@ -71,14 +64,14 @@ class KeyTable:
                 bits |= more.get(key, 0)
             if bits != run_bits:
                 if position > run_begin:
-                    yield Run(run_bits, position - run_begin)
+                    yield run_bits, position - run_begin
                 if not bits:
                     return
                 run_bits, run_begin = bits, position
             elif not bits:
                 return
         if run_bits:
-            yield Run(run_bits, position + 1 - run_begin)
+            yield run_bits, position + 1 - run_begin
 
     def add(self, bit: int, keys: Iterable[bytes]) -> None:
         """``keys`` have the bit from now on; what is no key is left out."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from app.routing.index import BYTES_PER_KEY, HeldKeys, PrefixIndex
-from cache_tiers.keys import KEY_BYTES, KeySalt, block_keys, root_key, salted_root
+from cache_tiers.keys import KEY_BYTES, BlockKey, KeySalt, block_keys, root_key, salted_root
 from engine.messages import KEY_STRIDE, CacheEvents, CacheSnapshot, Medium
 
 
@@ -20,6 +20,10 @@ def key(name: bytes) -> bytes:
 
 def keys(*names: bytes) -> list[bytes]:
     return [key(name) for name in names]
+
+
+def index_keys(root: BlockKey, token_ids: list[int], block_size_tokens: int) -> list[bytes]:
+    return [*block_keys(root, token_ids, block_size_tokens)[KEY_STRIDE - 1 :: KEY_STRIDE]]
 
 
 ENGINES = st.sampled_from(["e0", "e1", "e2"])
@@ -219,10 +223,7 @@ def test_other_weights_precision_block_size_layout_adapter_or_tenant_share_no_ke
     roots = {"e0": root_key(salt), "tenant-1": salted_root(root_key(salt), "t1")}
     roots |= {f"other-{number}": root_key(other) for number, other in enumerate(others)}
     token_ids = list(range(1024))
-    prompts = {
-        engine: block_keys(root, token_ids, 16)[KEY_STRIDE - 1 :: KEY_STRIDE]
-        for engine, root in roots.items()
-    }
+    prompts = {engine: index_keys(root, token_ids, 16) for engine, root in roots.items()}
     index = PrefixIndex(ROOM_FOR_ALL_BYTES)
     for engine, prompt in prompts.items():
         index.seed(engine, CacheSnapshot(0, prompt))
@@ -235,16 +236,16 @@ def test_keys_of_another_block_size_match_nothing_and_leave_with_time() -> None:
     token_ids = list(range(4096))
     salt = KeySalt("weights", "float16", 16, "layout")
     wrong = root_key(replace(salt, block_size_tokens=32))
-    asked = block_keys(root_key(salt), token_ids, 16)[KEY_STRIDE - 1 :: KEY_STRIDE]
+    asked = index_keys(root_key(salt), token_ids, 16)
     index = PrefixIndex(100 * BYTES_PER_KEY)
-    index.seed("e0", CacheSnapshot(0, block_keys(wrong, token_ids, 32)))
+    index.seed("e0", CacheSnapshot(0, index_keys(wrong, token_ids, 32)))
     index.seed("e1", CacheSnapshot(0, asked))
     assert index.match(asked) == {"e1": HeldKeys(32, 32, 32)}
     for sequence in range(1, 10):
         fresh = [key(b"%d" % (10 * sequence + number)) for number in range(10)]
         index.apply("e1", CacheEvents(sequence, [*asked, *fresh], []))
         index.check_integrity()
-    assert index.match(block_keys(wrong, token_ids, 32)) == {}
+    assert index.match(index_keys(wrong, token_ids, 32)) == {}
 
 
 def test_a_part_of_a_snapshot_does_not_bring_back_what_was_evicted_meanwhile() -> None:
