@@ -14,9 +14,10 @@ from app.client import EngineClient
 from app.fleet import Fleet
 from app.member import Member
 from app.queue import Answer, Job, WaitingQueue
-from app.routing.candidate import LOCAL, Candidate, Choice, ReplicaRates, RouteRequest, Source
+from app.routing.candidate import LOCAL, Candidate, Choice, RouteRequest, Source
 from app.text.tokenization import Prompt
 from engine.messages import KEY_STRIDE, CacheSnapshot, LoadView, ModelCard, SamplingParams
+from simulator.performance import NO_TRANSFERS, Bandwidths
 from simulator.policies.base import RoutingPolicy, Seen
 from simulator.replica import ROOT_KEY, Report, SimulatedReplica
 from simulator.replica_spec import BlockUnits
@@ -65,7 +66,8 @@ class FleetGateway:
             policy=self._decide,
             first_rotation=number * 0x9E3779B9,
         )
-        self._rates: dict[str, ReplicaRates] = {}
+        self._rates: dict[str, Bandwidths] = {}
+        """Of replicas that load from anywhere."""
         self._choice: Choice | None = None
         self._jobs: dict[str, tuple[Member, Job]] = {}
 
@@ -92,12 +94,9 @@ class FleetGateway:
         connection = _Connection(card, load, lambda: self._ask_snapshot(self, engine_id))
         # A fleet view submits nothing, so that the rest of a client is not asked for.
         self._fleet.add(Member(cast("EngineClient", connection)))
-        rates = replica.spec.model.bandwidths
-        self._rates[engine_id] = ReplicaRates(
-            host_tokens_per_s=rates.host_tokens_per_s if replica.spec.host_tokens else 0.0,
-            disk_tokens_per_s=rates.disk_tokens_per_s if replica.spec.disk_tokens else 0.0,
-            peer_tokens_per_s=rates.peer_tokens_per_s,
-        )
+        bandwidths = replica.spec.model.bandwidths
+        if bandwidths != NO_TRANSFERS:
+            self._rates[engine_id] = bandwidths
 
     def drain(self, engine_id: str) -> None:
         """Send it nothing more."""
@@ -172,7 +171,8 @@ class FleetGateway:
         told[KEY_STRIDE - 1 :: KEY_STRIDE] = index_keys
         return Job(
             request.request_id,
-            Prompt([0] * request.num_prompt_tokens, ROOT_KEY, told, ROOT_KEY),
+            # Only their number counts.
+            Prompt(cast("list[int]", range(request.num_prompt_tokens)), ROOT_KEY, told, ROOT_KEY),
             SamplingParams(request.num_answer_tokens),
             cast("Answer", None),  # a fleet view answers nobody
             arrived_s=now_s,
@@ -182,17 +182,21 @@ class FleetGateway:
         )
 
     def _decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
-        seen = [Seen(self._complete(candidate)) for candidate in candidates]
-        self._choice = self._choose(request, seen)
+        if self._stale_s or self._rates:
+            candidates = [self._complete(candidate) for candidate in candidates]
+        self._choice = self._choose(request, [Seen(candidate) for candidate in candidates])
         return self._choice
 
     def _complete(self, candidate: Candidate) -> Candidate:
-        """With what a fleet view of replicas without tiers does not know."""
-        return replace(
-            candidate,
-            rates=self._rates[candidate.engine_id],
-            age_s=candidate.age_s + self._stale_s,
+        """With the speed of transfers, of which replicas report none, and the true age."""
+        known = self._rates.get(candidate.engine_id, NO_TRANSFERS)
+        rates = replace(
+            candidate.rates,
+            host_tokens_per_s=known.host_tokens_per_s,
+            disk_tokens_per_s=known.disk_tokens_per_s,
+            peer_tokens_per_s=known.peer_tokens_per_s,
         )
+        return replace(candidate, rates=rates, age_s=candidate.age_s + self._stale_s)
 
 
 def _hash64(name: str) -> int:

@@ -31,6 +31,8 @@ from simulator.stretch import Stretch, advance, blocks_needed
 
 _METERED_STEPS = 40
 """Of a stretch: earlier ones weigh less than 2 % in a moving average."""
+_WELL_KNOWN_ERROR = 0.01
+_LOOK_AGAIN_RUNS = 32
 _NO_TIMEOUT_S = math.inf
 
 
@@ -71,7 +73,7 @@ class PlannedEngine:
         self._config = config
         self._model = model
         self._stretches = stretches and config.tpot_target_s is None
-        self._learns = config.tpot_target_s is not None or config.max_step_stretch is not None
+        self._has_goals = config.tpot_target_s is not None or config.max_step_stretch is not None
         self._blocks = BlockManager(
             num_blocks,
             # Planning asks it for the size of blocks only.
@@ -243,11 +245,19 @@ class PlannedEngine:
                 self._meter.record_answer(step.ends_s - sequence.admitted_s)
         num_prefill = count_prefill_tokens(plan)
         self._meter.record(step.ends_s - step.started_s, num_prefill)
-        if self._learns:
+        if self._is_worth_learning():
             self._limits.record_time(plan, started_s=step.started_s, ended_s=step.ends_s)
         self._note_blocked(plan, num_prefill, has_freed=bool(progress.ended))
         self._notes.take()
         return progress
+
+    def _is_worth_learning(self) -> bool:
+        """Whether the engine's own model of step times changes anything, or is yet to be told to
+        routers; what is known well is only looked at now and then.
+        """
+        model = self._limits.step_times
+        is_known = model.seen >= 1.0 and model.error < _WELL_KNOWN_ERROR
+        return self._has_goals or not is_known or self.num_runs % _LOOK_AGAIN_RUNS == 0
 
     def _note_blocked(self, plan: StepPlan, num_prefill: int, *, has_freed: bool) -> None:
         """Whether those that wait were tried by this plan and will find no room until somebody

@@ -284,6 +284,7 @@ class SimulatedReplica:
             num_waiting_tokens=load.num_waiting_tokens + num_tokens,
             pending_prefill_tokens=load.pending_prefill_tokens + num_tokens,
             num_free_blocks=load.num_free_blocks * factor,
+            num_empty_blocks=load.num_empty_blocks * factor,
             num_blocks=load.num_blocks * factor,
         )
 
