@@ -29,10 +29,20 @@ class Processor:
 
 def this_processor(cpuinfo: Path = _CPUINFO) -> Processor:
     """Flags that the kernel does not tell count as absent."""
+    flags = frozenset(_first_value("flags", cpuinfo).split())
+    return Processor(platform.system(), platform.machine(), flags)
+
+
+def processor_name(cpuinfo: Path = _CPUINFO) -> str:
+    """For people."""
+    return _first_value("model name", cpuinfo) or platform.processor() or platform.machine()
+
+
+def _first_value(key: str, cpuinfo: Path) -> str:
+    """Of the first processor; empty if the kernel does not tell."""
     try:
         lines = cpuinfo.read_text("ascii", "replace").splitlines()
     except OSError:
-        lines = []
-    found = next((line for line in lines if line.startswith("flags")), "")
-    flags = frozenset(found.partition(":")[2].split())
-    return Processor(platform.system(), platform.machine(), flags)
+        return ""
+    found = next((line for line in lines if line.startswith(key)), "")
+    return found.partition(":")[2].strip()

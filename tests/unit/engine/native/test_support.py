@@ -7,7 +7,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.models.registry import read_model_config
-from engine.native.processor import NEEDED_FLAGS, Processor, this_processor
+from engine.native.processor import NEEDED_FLAGS, Processor, processor_name, this_processor
 from engine.native.support import reason_against
 from tests.unit.engine.native.test_toolchain import GNU, write_script
 
@@ -82,3 +82,10 @@ def test_flags_come_from_the_kernel(tmp_path: Path) -> None:
     cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx2 avx512f\nbugs\t\t:\n")
     assert this_processor(cpuinfo).flags == {"fpu", "avx2", "avx512f"}
     assert this_processor(tmp_path / "absent").flags == frozenset()
+
+
+def test_the_name_comes_from_the_kernel_or_is_the_architecture(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast 9000 @ 3GHz\nflags\t\t: fpu\n")
+    assert processor_name(cpuinfo) == "Fast 9000 @ 3GHz"
+    assert processor_name(tmp_path / "absent") != ""
