@@ -20,6 +20,7 @@ from simulator.outcome import Outcome, RequestOutcome
 from simulator.policies.registry import create_policy
 from simulator.replica import Report, SimulatedReplica
 from simulator.replica_spec import BlockUnits, ReplicaSpec
+from simulator.told_record import ToldRecord
 from simulator.workload import SimulatedRequest, Workload, followers
 
 _TOLD_KEY_TOKENS = 128
@@ -50,6 +51,8 @@ class FleetSpec:
     stale_s: float = 0.0
     """A gateway hears of load and caches so much later; of its own requests at once."""
     changes: Sequence[FleetChange] = ()
+    told_blocks: int = 31_250
+    """Per replica, that a router without cache events remembers, as llm-d's does."""
 
     def __post_init__(self) -> None:
         if self.num_replicas < 1 or self.num_gateways < 1:
@@ -89,7 +92,10 @@ class SimulatedFleet:
         self._units = block_units(workload.block_size_tokens)
         if spec.replica.num_kv_tokens < workload.block_size_tokens:
             raise FleetSpecError("num_kv_tokens is less than one block of the workload")
-        policy = create_policy(spec.policy)
+        try:
+            policy = create_policy(spec.policy)
+        except ValueError as error:
+            raise FleetSpecError(str(error)) from error
         self.clock = VirtualClock()
         self.replicas: dict[str, SimulatedReplica] = {}
         """That are there, draining ones included."""
@@ -101,6 +107,11 @@ class SimulatedFleet:
                 policy.choose,
                 self._units,
                 stale_s=spec.stale_s,
+                told=(
+                    ToldRecord(spec.told_blocks, workload.block_size_tokens)
+                    if policy.is_told
+                    else None
+                ),
                 ask_snapshot=self._send_snapshot,
             )
             for number in range(spec.num_gateways)

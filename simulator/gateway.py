@@ -7,7 +7,6 @@ how replicas work.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import cast
 
 from app.client import EngineClient
@@ -21,7 +20,8 @@ from simulator.performance import NO_TRANSFERS, Bandwidths
 from simulator.policies.base import RoutingPolicy, Seen
 from simulator.replica import ROOT_KEY, Report, SimulatedReplica
 from simulator.replica_spec import BlockUnits
-from simulator.workload import SimulatedRequest
+from simulator.told_record import ToldRecord
+from simulator.workload import SimulatedRequest, affinity_of
 
 INDEX_MAX_BYTES = 2**30
 _NO_TIMEOUT_S = 1e12
@@ -52,11 +52,14 @@ class FleetGateway:
         units: BlockUnits,
         *,
         stale_s: float,
+        told: ToldRecord | None,
         ask_snapshot: Callable[["FleetGateway", str], None],
     ) -> None:
+        """``told``: for policies that go by what was sent before."""
         self._choose = choose
         self._units = units
         self._stale_s = stale_s
+        self._told = told
         self._ask_snapshot = ask_snapshot
         self._now_s = 0.0
         """What the fleet view takes for the present: for a report, when that was made."""
@@ -68,6 +71,10 @@ class FleetGateway:
         )
         self._rates: dict[str, Bandwidths] = {}
         """Of replicas that load from anywhere."""
+        self._numbers: dict[str, int] = {}
+        """Of all replicas there ever were, in the order of their joining."""
+        self._keys: Sequence[bytes] = ()
+        """Of the prompt that is being routed."""
         self._choice: Choice | None = None
         self._jobs: dict[str, tuple[Member, Job]] = {}
 
@@ -94,6 +101,9 @@ class FleetGateway:
         connection = _Connection(card, load, lambda: self._ask_snapshot(self, engine_id))
         # A fleet view submits nothing, so that the rest of a client is not asked for.
         self._fleet.add(Member(cast("EngineClient", connection)))
+        self._numbers[engine_id] = len(self._numbers)
+        if self._told is not None:
+            self._told.add_replica()
         bandwidths = replica.spec.model.bandwidths
         if bandwidths != NO_TRANSFERS:
             self._rates[engine_id] = bandwidths
@@ -108,8 +118,10 @@ class FleetGateway:
         """It is gone, with all that was sent to it."""
         member = self._fleet.remove(engine_id)
         assert member is not None
-        for request_id in list(member.running):
+        for request_id in member.running:
             del self._jobs[request_id]
+        if self._told is not None:
+            self._told.forget_replica(self._numbers[engine_id])
 
     def route(self, now_s: float, request: SimulatedRequest) -> tuple[str, Source] | None:
         """Where ``request`` goes, and from where its prefix; it counts as sent. None: there is no
@@ -117,7 +129,7 @@ class FleetGateway:
         """
         self._now_s = now_s
         job = self._job(now_s, request)
-        self._choice = None
+        self._keys, self._choice = request.block_keys, None
         member = self._fleet.choose(job, _NOTHING_WAITS)
         if member is None:
             return None
@@ -128,6 +140,8 @@ class FleetGateway:
         member.begin(job)
         self._fleet.count_send(member, job)
         self._jobs[request.request_id] = (member, job)
+        if self._told is not None:
+            self._told.note(now_s, self._numbers[member.engine_id], request)
         return member.engine_id, LOCAL if self._choice is None else self._choice.source
 
     def hear_answers(self, report: Report) -> None:
@@ -178,13 +192,19 @@ class FleetGateway:
             arrived_s=now_s,
             deadline_s=now_s + _NO_TIMEOUT_S,
             service_class=request.service_class,
-            affinity=None if request.session is None else _hash64(request.session),
+            affinity=affinity_of(request, units.block_size_tokens),
         )
 
     def _decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
         if self._stale_s or self._rates:
             candidates = [self._complete(candidate) for candidate in candidates]
-        self._choice = self._choose(request, [Seen(candidate) for candidate in candidates])
+        if self._told is None:
+            seen = [Seen(candidate) for candidate in candidates]
+        else:
+            self._told.advance(self._now_s)
+            numbers = [self._numbers[candidate.engine_id] for candidate in candidates]
+            seen = self._told.add_to(candidates, numbers, self._keys)
+        self._choice = self._choose(request, seen)
         return self._choice
 
     def _complete(self, candidate: Candidate) -> Candidate:
@@ -197,7 +217,3 @@ class FleetGateway:
             peer_tokens_per_s=known.peer_tokens_per_s,
         )
         return replace(candidate, rates=rates, age_s=candidate.age_s + self._stale_s)
-
-
-def _hash64(name: str) -> int:
-    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest())

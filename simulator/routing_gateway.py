@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from app.routing.candidate import Candidate, HeldPrefix, ReplicaRates
 from simulator.policies.base import Seen
-from simulator.policies.preble import WINDOW_S, allocation_cost_s
-from simulator.routing_cache import FleetCaches, TierCapacities
+from simulator.routing_cache import FleetCaches
 from simulator.routing_load import Placement, ReplicaLoad
+from simulator.told_record import ToldRecord
 from simulator.workload import SimulatedRequest
 
 
@@ -42,58 +42,6 @@ class Picture:
     def note(self, send: Send, *, is_own: bool) -> None:
         self.caches.use(send.replica, send.request.block_keys)
         self.loads[send.replica].add(send.placement, is_own=is_own)
-
-
-class ToldRecord:
-    """What a router without cache events remembers: the prompts that were sent, by replica, and
-    how much work those of the last minutes were.
-    """
-
-    def __init__(self, max_blocks: int) -> None:
-        self._sent = FleetCaches(TierCapacities(max_blocks))
-        self._recent: deque[tuple[float, int, float]] = deque()
-        self._counts: list[int] = []
-        self._costs_s: list[float] = []
-
-    def add_replica(self) -> None:
-        self._sent.add_replica()
-        self._counts.append(0)
-        self._costs_s.append(0.0)
-
-    def forget_replica(self, replica: int) -> None:
-        self._sent.clear(replica)
-
-    def note(self, send: Send, block_size_tokens: int) -> None:
-        request = send.request
-        longest = max(self._sent.matches(request.block_keys))
-        num_new = max(1, request.num_prompt_tokens - longest * block_size_tokens)
-        cost_s = allocation_cost_s(num_new, request.num_prompt_tokens)
-        self._sent.use(send.replica, request.block_keys)
-        self._recent.append((send.sent_s, send.replica, cost_s))
-        self._counts[send.replica] += 1
-        self._costs_s[send.replica] += cost_s
-
-    def add_to(
-        self, candidates: Sequence[Candidate], replicas: Sequence[int], keys: Sequence[bytes]
-    ) -> list[Seen]:
-        matches = self._sent.matches(keys)
-        return [
-            Seen(
-                candidate,
-                matches[replica] * candidate.block_size_tokens,
-                self._sent.num_blocks(replica),
-                self._counts[replica],
-                self._costs_s[replica],
-            )
-            for candidate, replica in zip(candidates, replicas, strict=True)
-        ]
-
-    def advance(self, now_s: float) -> None:
-        recent = self._recent
-        while recent and recent[0][0] <= now_s - WINDOW_S:
-            _, replica, cost_s = recent.popleft()
-            self._counts[replica] -= 1
-            self._costs_s[replica] -= cost_s
 
 
 class SimulatedGateway:
@@ -141,7 +89,7 @@ class SimulatedGateway:
         if not self._is_exact:
             self._picture.note(send, is_own=is_own)
         if self._told is not None:
-            self._told.note(send, self._block_size)
+            self._told.note(send.sent_s, send.replica, send.request)
 
     def look(
         self, now_s: float, request: SimulatedRequest, replicas: Sequence[int], names: Sequence[str]

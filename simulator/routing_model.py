@@ -13,8 +13,7 @@ after all. Must not know how policies choose.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
-from hashlib import blake2b
+from functools import partial
 from typing import NamedTuple
 
 from app.routing.candidate import RouteRequest, Source, SourceKind
@@ -23,15 +22,11 @@ from simulator.clock import VirtualClock
 from simulator.outcome import Outcome, RequestOutcome
 from simulator.policies.registry import RegisteredPolicy
 from simulator.routing_cache import FleetCaches
-from simulator.routing_gateway import Picture, Send, SimulatedGateway, ToldRecord
+from simulator.routing_gateway import Picture, Send, SimulatedGateway
 from simulator.routing_load import Placement
 from simulator.routing_spec import FleetChange, RoutingSpec, prefill_s
-from simulator.workload import SimulatedRequest, Workload
-
-AFFINITY_TOKENS = 2048
-"""A prompt's beginning that names its conversation where no session is given: long enough to tell
-conversations with one system prompt apart.
-"""
+from simulator.told_record import ToldRecord
+from simulator.workload import SimulatedRequest, Workload, affinity_of, followers
 
 
 class _Prefix(NamedTuple):
@@ -65,7 +60,7 @@ class RoutingModel:
         self._serving: list[int] = []
         self._clock = VirtualClock()
         self._outcomes: list[tuple[SimulatedRequest, RequestOutcome]] = []
-        self._followers = _followers(workload)
+        self._followers = followers(workload)
         self._num_sent = 0
         is_exact = spec.num_gateways == 1
         self._gateways = [
@@ -75,7 +70,7 @@ class RoutingModel:
                 spec.rates,
                 capacities.accelerator,
                 0.0 if is_exact else spec.stale_s,
-                ToldRecord(spec.told_blocks) if policy.is_told else None,
+                ToldRecord(spec.told_blocks, self._block_size) if policy.is_told else None,
                 is_exact=is_exact,
             )
             for _ in range(spec.num_gateways)
@@ -128,7 +123,7 @@ class RoutingModel:
         route = RouteRequest(
             request.num_prompt_tokens,
             service_class=request.service_class,
-            affinity=self._affinity(request),
+            affinity=affinity_of(request, self._block_size),
             rotation=rotation,
         )
         seen = gateway.look(now_s, request, self._serving, self._names)
@@ -206,12 +201,6 @@ class RoutingModel:
     def _num_blocks(self, request: SimulatedRequest) -> int:
         return -(-request.num_prompt_tokens // self._block_size)
 
-    def _affinity(self, request: SimulatedRequest) -> int | None:
-        if request.session is not None:
-            return _hash64(request.session.encode())
-        keys = request.block_keys[: max(1, AFFINITY_TOKENS // self._block_size)]
-        return _hash64(keys[-1]) if keys else None
-
     def _change(self, change: FleetChange) -> None:
         if change.lost_engine_id is None:
             self._join()
@@ -241,21 +230,3 @@ class RoutingModel:
                 if outcome.first_token_s > now_s:
                     outcome.first_token_s = outcome.arrival_s
                 self._send(request, outcome)
-
-
-def _followers(workload: Workload) -> dict[str, SimulatedRequest]:
-    """By the id of the request before it in its session, those that wait for an answer."""
-    followers: dict[str, SimulatedRequest] = {}
-    last_of: dict[str, SimulatedRequest] = {}
-    for request in workload.requests:
-        if request.session is None:
-            continue
-        if request.think_s is not None and (last := last_of.get(request.session)) is not None:
-            followers[last.request_id] = request
-        last_of[request.session] = request
-    return followers
-
-
-@lru_cache(maxsize=1 << 16)
-def _hash64(name: bytes) -> int:
-    return int.from_bytes(blake2b(name, digest_size=8).digest())

@@ -7,6 +7,8 @@ token is. Must not know files, fleets or policies.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
 
 from engine.messages import ServiceClass
 from simulator.errors import SimulationError
@@ -79,6 +81,22 @@ class Workload:
         return replace(self, requests=tuple(moved))
 
 
+AFFINITY_TOKENS = 2048
+"""A prompt's beginning that names its conversation where no session is given: long enough to tell
+conversations with one system prompt apart.
+"""
+
+
+def affinity_of(request: SimulatedRequest, block_size_tokens: int) -> int | None:
+    """64 bits, equal for requests of one session, or of prompts that begin alike; None if nothing
+    tells.
+    """
+    if request.session is not None:
+        return _hash64(request.session.encode())
+    keys = request.block_keys[: max(1, AFFINITY_TOKENS // block_size_tokens)]
+    return _hash64(keys[-1]) if keys else None
+
+
 def hit_ceiling(workload: Workload) -> float:
     """Share of the prompt tokens that one cache without bounds would have held."""
     seen: set[bytes] = set()
@@ -108,3 +126,8 @@ def followers(workload: Workload) -> dict[str, SimulatedRequest]:
             after[before.request_id] = request
         last_of[request.session] = request
     return after
+
+
+@lru_cache(maxsize=1 << 16)
+def _hash64(name: bytes) -> int:
+    return int.from_bytes(blake2b(name, digest_size=8).digest())
