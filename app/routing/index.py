@@ -113,13 +113,6 @@ class PrefixIndex:
         """
         return self._match(keys, self._live_bits, self._sent.bits_of)
 
-    def num_matching(self, keys: Sequence[bytes]) -> dict[str, int]:
-        """For each engine that has the first of ``keys`` on its accelerator: how many it has there
-        without a gap.
-        """
-        matching = self.match(keys)
-        return {id_: held.accelerator for id_, held in matching.items() if held.accelerator}
-
     def num_confirmed(
         self, engine_id: str, keys: Sequence[bytes], reach: Medium = Medium.ACCELERATOR
     ) -> int:

@@ -84,7 +84,7 @@ def test_a_replica_that_died_leaves_nothing_behind() -> None:
         gateway.on_closed(client, "it died")
         keys = [key for part in dead.mirror.snapshot() for key in part.keys]
         gateway.on_step(client, CacheEvents(10**6, keys, []))  # its last words
-        assert all(dead.engine_id not in gateway.fleet.index.num_matching([key]) for key in keys)
+        assert all(dead.engine_id not in gateway.fleet.index.match([key]) for key in keys)
         check_indices(simulation)
         gateway.fleet.index.check_integrity()
         await simulation.close()
@@ -103,4 +103,4 @@ def check_indices(simulation: FleetSimulation) -> None:
     for gateway in simulation.gateways:
         for key in keys:
             holders = {engine_id for engine_id, held in truth.items() if key in held}
-            assert set(gateway.fleet.index.num_matching([key])) == holders
+            assert set(gateway.fleet.index.match([key])) == holders

@@ -119,10 +119,6 @@ class IndexMachine(RuleBasedStateMachine):
             if any(by_reach):
                 expected[engine] = HeldKeys(*by_reach)
         assert self.index.match(keys) == expected
-        on_accelerators = {id_: held.accelerator for id_, held in expected.items()}
-        assert self.index.num_matching(keys) == {
-            id_: num for id_, num in on_accelerators.items() if num
-        }
 
     @rule(engine=ENGINES, reach=st.sampled_from(Medium), keys=KEYS)
     def ask_what_is_confirmed(self, engine: str, reach: Medium, keys: list[bytes]) -> None:
@@ -167,10 +163,10 @@ def test_the_keys_used_last_stay() -> None:
     index = PrefixIndex(8 * BYTES_PER_KEY)
     index.seed("e0", CacheSnapshot(0, keys(b"hot")))
     for sequence in range(1, 50):
-        index.num_matching(keys(b"hot"))
+        index.match(keys(b"hot"))
         index.apply("e0", CacheEvents(sequence, keys(b"%d" % sequence), []))
-    assert index.num_matching(keys(b"hot")) == {"e0": 1}
-    assert index.num_matching(keys(b"1")) == {}
+    assert index.match(keys(b"hot")) == {"e0": HeldKeys(1, 1, 1)}
+    assert index.match(keys(b"1")) == {}
 
 
 def test_an_engine_that_evicted_nothing_but_found_less_is_doubted() -> None:
@@ -253,14 +249,14 @@ def test_a_part_of_a_snapshot_does_not_bring_back_what_was_evicted_meanwhile() -
     index.seed("e0", CacheSnapshot(5, keys(b"a"), is_last=False))
     index.apply("e0", CacheEvents(6, [], keys(b"b")))
     index.seed("e0", CacheSnapshot(5, keys(b"b"), is_first=False))
-    assert index.num_matching(keys(b"b")) == {}
+    assert index.match(keys(b"b")) == {}
 
 
 def test_bits_of_engines_that_left_are_used_again() -> None:
     index = PrefixIndex(1000 * BYTES_PER_KEY)
     for generation in range(300):
         index.seed(f"e{generation}", CacheSnapshot(0, keys(b"a", b"b")))
-        assert index.num_matching(keys(b"a", b"b")) == {f"e{generation}": 2}
+        assert index.match(keys(b"a", b"b")) == {f"e{generation}": HeldKeys(2, 2, 2)}
         index.forget(f"e{generation}")
     index.check_integrity()
     assert max(index._engine("new").bit, 1) < 16
@@ -283,10 +279,10 @@ def test_an_engine_that_never_ends_its_snapshot_is_asked_again() -> None:
     assert not index.apply("e0", CacheEvents(1, [], evicted[:60_000]))
     assert index.apply("e0", CacheEvents(2, [], evicted[60_000:]))
     assert index.is_behind("e0")
-    assert index.num_matching(keys(b"a")) == {}
+    assert index.match(keys(b"a")) == {}
     index.seed("e0", CacheSnapshot(2, keys(b"a")))
     assert not index.is_behind("e0")
-    assert index.num_matching(keys(b"a")) == {"e0": 1}
+    assert index.match(keys(b"a")) == {"e0": HeldKeys(1, 1, 1)}
 
 
 def test_the_bound_holds_for_what_is_allocated_with_sends_and_sweeps() -> None:
