@@ -6,6 +6,7 @@ from engine.layers.greedy_head import PickedLogits, Wishes
 from engine.layers.norm import RmsNorm
 from engine.layers.vocabulary import Vocabulary
 from engine.models.model_config import ModelConfig
+from engine.one_thread import one_thread
 
 
 class OutputHead:
@@ -70,7 +71,9 @@ class OutputHead:
         greedy_head, norm = vocabulary.greedy_head, vocabulary.largest_row_norm
         assert greedy_head is not None, "can_pick is False"
         assert norm is not None, "whoever can pick knows all rows"
-        return greedy_head.pick(self._normed(hidden), wishes, largest_row_norm=norm)
+        with one_thread():
+            normed = self._normed(hidden)
+        return greedy_head.pick(normed, wishes, largest_row_norm=norm)
 
     def finish_rows(self) -> None:
         """No question follows about the rows of the last ``logits``."""

@@ -19,6 +19,7 @@ from engine.models.loading import ModelParts
 from engine.native import library
 from engine.native.panels import PanelLinear
 from engine.native.step_inputs import StepInputs
+from engine.one_thread import one_thread
 
 _ACTIVATIONS = {"silu": library.Activation.SILU, "gelu_tanh": library.Activation.GELU_TANH}
 
@@ -79,10 +80,11 @@ class NativeModel:
         if num_tokens > self._inputs.max_tokens:
             self._reserve(num_tokens)
         hidden = self._inputs.hidden(num_tokens)
-        self._parts.vocabulary.embed_into(torch.from_numpy(token_ids), hidden)
-        if self._embedding_scale != 1.0:
-            hidden *= self._embedding_scale
-        self._inputs.fill(num_tokens, batches)
+        with one_thread():  # even a long prompt's inputs are little beside its layers
+            self._parts.vocabulary.embed_into(torch.from_numpy(token_ids), hidden)
+            if self._embedding_scale != 1.0:
+                hidden *= self._embedding_scale
+            self._inputs.fill(num_tokens, batches)
         self._calls.use_threads(self._num_threads)
         if self._collectives is None:
             self._calls.run_layers(self._model, self._inputs.step)
