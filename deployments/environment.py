@@ -1,10 +1,11 @@
 """The only module that reads the process environment; all others get values as arguments.
 
-| variable         | meaning                                            | default              |
-|------------------|----------------------------------------------------|----------------------|
-| `HEADWATER_HOME` | where models are kept                              | `~/.cache/headwater` |
-| `RAY_ADDRESS`    | a running cluster that Ray's tools would connect to | none                |
-| `TMPDIR`         | where short-lived folders are made                 | `/tmp`               |
+| variable           | meaning                                             | default              |
+|--------------------|-----------------------------------------------------|----------------------|
+| `HEADWATER_HOME`   | where models are kept                               | `~/.cache/headwater` |
+| `HEADWATER_TRACES` | where public traces lie that benchmarks replay      | none                 |
+| `RAY_ADDRESS`      | a running cluster that Ray's tools would connect to | none                 |
+| `TMPDIR`           | where short-lived folders are made                  | `/tmp`               |
 """
 
 import os
@@ -19,6 +20,12 @@ SHORTEST_TEMPORARY_ROOT = Path("/tmp")  # noqa: S108  only ever the parent of a 
 def headwater_home() -> Path:
     """Where models are kept on this node."""
     return Path(os.environ.get("HEADWATER_HOME") or DEFAULT_HOME).expanduser().resolve()
+
+
+def traces_folder() -> Path | None:
+    """Where public traces lie that benchmarks replay."""
+    folder = os.environ.get("HEADWATER_TRACES")
+    return Path(folder).expanduser().resolve() if folder else None
 
 
 def ray_address() -> str | None:

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.environment import child_environment, headwater_home, temporary_roots
+from deployments.environment import (
+    child_environment,
+    headwater_home,
+    temporary_roots,
+    traces_folder,
+)
 
 
 def test_home_is_the_variable_or_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,6 +18,13 @@ def test_home_is_the_variable_or_the_cache_folder(monkeypatch: pytest.MonkeyPatc
     assert headwater_home() == Path("/srv/models")
     monkeypatch.delenv("HEADWATER_HOME")
     assert headwater_home() == Path.home() / ".cache" / "headwater"
+
+
+def test_traces_lie_where_the_variable_says_or_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_TRACES", "/srv/traces")
+    assert traces_folder() == Path("/srv/traces")
+    monkeypatch.setenv("HEADWATER_TRACES", "")
+    assert traces_folder() is None
 
 
 def test_a_child_gets_the_environment_with_the_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
