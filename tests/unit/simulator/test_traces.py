@@ -1,0 +1,113 @@
+"""Published traces are read as their columns say, and the row that is wrong is named."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.errors import TraceError
+from simulator.traces import read_agentic_coding, read_azure, read_mooncake
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def mooncake_row(**changes: Any) -> str:
+    row = {"timestamp": 3000, "input_length": 1100, "output_length": 7, "hash_ids": [0, 5, 6]}
+    return json.dumps({**row, **changes})
+
+
+def test_blocks_that_are_full_have_the_keys_of_their_ids(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", mooncake_row(), mooncake_row(timestamp=0, output_length=0))
+    workload = read_mooncake(path)
+    first, second = workload.requests
+    assert (first.request_id, first.arrival_s, first.num_answer_tokens) == ("r2", 0.0, 1)
+    assert (second.arrival_s, second.num_prompt_tokens, second.num_answer_tokens) == (3.0, 1100, 7)
+    assert second.block_keys == [(0).to_bytes(16), (5).to_bytes(16)]
+    assert workload.block_size_tokens == 512
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "{}",
+        "not json",
+        mooncake_row(input_length=-1),
+        mooncake_row(hash_ids=["a"]),
+        mooncake_row(hash_ids=[-1, 2, 3]),
+        mooncake_row(timestamp=-5),
+    ],
+)
+def test_a_bad_row_of_mooncake_is_named(tmp_path: Path, row: str) -> None:
+    path = write(tmp_path / "t.jsonl", mooncake_row(), row)
+    with pytest.raises(TraceError, match=r"t\.jsonl, row 2: .*Mooncake's columns"):
+        read_mooncake(path)
+
+
+def test_arrivals_of_azure_begin_at_0(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2023-11-16 18:15:46.6805900,374,44",
+        "2023-11-16 18:15:48.1805900,396,109",
+    )
+    first, second = read_azure(path).requests
+    assert (first.arrival_s, second.arrival_s) == (0.0, 1.5)
+    assert (second.num_prompt_tokens, second.num_answer_tokens, second.block_keys) == (396, 109, ())
+
+
+@pytest.mark.parametrize("row", ["yesterday,1,2", "2023-11-16 18:15:46,many,2", "2023-11-16,1"])
+def test_a_bad_row_of_azure_is_named(tmp_path: Path, row: str) -> None:
+    path = write(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", row)
+    with pytest.raises(TraceError, match=r"row 2: .*Azure's columns"):
+        read_azure(path)
+
+
+def write_session(path: Path, **changes: Any) -> None:
+    requests = [
+        {"type": "n", "in": 130, "out": 9, "hash_ids": [1, 2, 3], "think_time": 0.0},
+        {"type": "subagent", "total_tokens": 5},
+        {"type": "s", "in": 200, "out": 9, "hash_ids": [1, 2, 4, 5], "think_time": 12.5, **changes},
+    ]
+    session = {"id": path.name, "block_size": 64, "requests": requests}
+    path.write_bytes(gzip.compress(json.dumps(session).encode()))
+
+
+def test_agents_think_between_requests_and_share_nothing(tmp_path: Path) -> None:
+    for name in ("a.json.gz", "b.json.gz"):
+        write_session(tmp_path / name)
+    workload = read_agentic_coding(tmp_path, sessions_per_s=0.5)
+    first, second, other, _ = workload.requests
+    assert workload.block_size_tokens == 64
+    assert (first.think_s, second.think_s) == (None, 12.5)
+    assert first.session == second.session != other.session
+    assert len(first.block_keys) == 2  # the third is not full
+    assert second.block_keys[:2] == first.block_keys
+    assert set(first.block_keys).isdisjoint(other.block_keys)
+    assert other.arrival_s > first.arrival_s == 0.0
+
+
+def test_what_is_no_session_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="holds no"):
+        read_agentic_coding(tmp_path, sessions_per_s=1)
+    write_session(tmp_path / "a.json.gz", think_time=-1.0)
+    with pytest.raises(TraceError, match=r"a\.json\.gz, row 2: .*think_time"):
+        read_agentic_coding(tmp_path, sessions_per_s=1)
+    (tmp_path / "a.json.gz").write_bytes(b"no gzip")
+    with pytest.raises(TraceError, match=r"a\.json\.gz is no session"):
+        read_agentic_coding(tmp_path, sessions_per_s=1)
+
+
+@pytest.mark.parametrize("read", [read_mooncake, read_azure])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, read: Any) -> None:
+    with pytest.raises(TraceError, match=r"gone cannot be read"):
+        read(tmp_path / "gone")
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="holds no requests"):
+        read_mooncake(write(tmp_path / "t.jsonl", ""))
