@@ -6,8 +6,9 @@ One process on one core; nothing else of a gateway runs in it. Three questions:
   cells that a gateway of a large fleet serves, and of 700 replicas without cells; chat turns of 24
   keys: an engine stores a chain and evicts another, and a prompt is looked up.
 - How long does a prompt of 131,072 tokens take, 1,024 keys, over 32 replicas? Looked up (each of
-  them holds it up to another place, or has gaps all over it), decided (looked up, made candidates
-  of, and chosen among by the policy) and counted as sent. All of that holds up the gateway's loop.
+  them holds it up to another place, or has gaps all over it), decided by the gateway's fleet
+  (looked up, made candidates of, and chosen among by the policy) and counted as sent. All of that
+  holds up the gateway's loop.
 - How much memory does a key take? As ``tracemalloc`` counts, and at most, as the index counts.
 
 Times are of the processor, as others may run on this core; ``core_share_of_others`` says how much
@@ -27,27 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.config import GatewayConfig
-from app.routing.candidate import Candidate, Choice, HeldPrefix, RouteRequest
+from app.queue import Job
 from app.routing.cells import MAX_CELL_REPLICAS, assign_cells, served_cells
-from app.routing.index import NO_KEYS, PrefixIndex
-from app.routing.policy import choose
-from benchmarks.index_workload import (
-    CHAIN_KEYS,
-    CacheTraffic,
-    copied,
-    decode_snapshot,
-    long_prompt_index,
-)
+from app.routing.index import PrefixIndex
+from benchmarks.index_fleet import NUM_ENGINES, NUM_PROMPT_KEYS, LongPromptFleet
+from benchmarks.index_workload import CHAIN_KEYS, CacheTraffic, decode_snapshot
 from benchmarks.result import BenchmarkResult, CaseResult
 from benchmarks.statistics import percentile
 from benchmarks.wire_core import CoreReading
-from engine.messages import KEY_STRIDE, LoadView
 
 FLEET_REPLICAS = 700
-DECISION_REPLICAS = 32
-BLOCK_SIZE_TOKENS = 16
-LONG_PROMPT_TOKENS = 131_072
-LONG_PROMPT_KEYS = LONG_PROMPT_TOKENS // BLOCK_SIZE_TOKENS // KEY_STRIDE
 
 GOAL_KEYS_PER_S = 200_000.0
 MAX_DECISION_MS = 1.0
@@ -97,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "steps_per_round": scale.steps_per_round,
                 "keys_per_replica": scale.keys_per_replica,
                 "decisions": scale.num_decisions,
-                "replicas_of_decisions": DECISION_REPLICAS,
-                "long_prompt_keys": LONG_PROMPT_KEYS,
+                "replicas_of_decisions": NUM_ENGINES,
+                "long_prompt_keys": NUM_PROMPT_KEYS,
                 "chain_keys": CHAIN_KEYS,
             },
             seed=options.seed,
@@ -214,38 +204,24 @@ def measure_long_prompt(
     name: str, scale: Scale, *, is_fragmented: bool, seed: int
 ) -> list[CaseResult]:
     """Milliseconds to look up the prompt, to decide on it, and to count it as sent."""
-    index, prompt = long_prompt_index(
-        DECISION_REPLICAS,
-        LONG_PROMPT_KEYS,
-        is_fragmented=is_fragmented,
-        max_bytes=_ROOM_BYTES,
-        seed=seed,
-    )
-    loads = {f"engine-{number}": _load(number) for number in range(DECISION_REPLICAS)}
-    # Others are on their way, as always: each lookup asks for them, too.
-    for number in range(DECISION_REPLICAS):
-        index.count_send(f"engine-{number}", "before", copied(prompt[: 8 * number]))
-
-    def send(keys: list[bytes]) -> None:
-        index.count_send("engine-3", "r", keys)
-        index.settle_send("engine-3", "r", len(keys))
-
-    calls: dict[str, Callable[[list[bytes]], object]] = {
-        "match": index.match,
-        "decision": lambda keys: _decide(index, loads, keys),
-        "send": send,
+    bench = LongPromptFleet(is_fragmented=is_fragmented, seed=seed)
+    calls: dict[str, Callable[[Job], object]] = {
+        "match": lambda job: bench.fleet.index.match(job.prompt.index_keys),
+        "decision": bench.choose,
+        "send": bench.send,
     }
     times_ms: dict[str, list[float]] = {call: [] for call in (*calls, "decision_wall")}
     gc.collect()
     gc.freeze()
     for _ in range(scale.num_decisions):
         for call, function in calls.items():
-            keys = copied(prompt)
+            job = bench.arrive()
             began_s, started_s = time.perf_counter(), time.thread_time()
-            function(keys)
+            function(job)
             times_ms[call].append((time.thread_time() - started_s) * 1e3)
             if call == "decision":
                 times_ms["decision_wall"].append((time.perf_counter() - began_s) * 1e3)
+            bench.settle(job)
     gc.unfreeze()
     return [
         CaseResult(
@@ -257,40 +233,6 @@ def measure_long_prompt(
         for call, times in times_ms.items()
         for percent in (50, 99)
     ]
-
-
-def _decide(index: PrefixIndex, loads: dict[str, LoadView], keys: list[bytes]) -> Choice:
-    matching = index.match(keys)
-    tokens_per_key = KEY_STRIDE * BLOCK_SIZE_TOKENS
-    candidates = [
-        Candidate(
-            engine_id=engine_id,
-            load=load,
-            block_size_tokens=BLOCK_SIZE_TOKENS,
-            held=HeldPrefix(*(n * tokens_per_key for n in matching.get(engine_id, NO_KEYS))),
-            num_in_flight=load.num_running,
-            num_unseen=0,
-            num_unseen_tokens=0,
-            max_num_seqs=64,
-        )
-        for engine_id, load in loads.items()
-    ]
-    return choose(RouteRequest(LONG_PROMPT_TOKENS), candidates)
-
-
-def _load(number: int) -> LoadView:
-    """Of a replica that is about half busy, each a little otherwise."""
-    return LoadView(
-        num_running=20 + number % 13,
-        pending_prefill_tokens=500 * (number % 7),
-        num_free_blocks=40_000,
-        num_blocks=187_500,
-        prefill_tokens_per_s=6000.0 + 10 * number,
-        step_time_s=0.03,
-        num_cached_prompt_tokens=10**6,
-        num_prompt_tokens=2 * 10**6,
-        mean_answer_s=12.0,
-    )
 
 
 def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from app.routing.index import PrefixIndex
 from cache_tiers.keys import KEY_BYTES
-from engine.messages import CacheEvents, CacheSnapshot, Medium
+from engine.messages import CacheEvents, CacheSnapshot
 
 CHAIN_KEYS = 24
 """Of a chat turn of 3,000 tokens, at 128 tokens a key."""
@@ -82,33 +81,6 @@ class CacheTraffic:
 
     def _new_key(self) -> bytes:
         return self._random.randbytes(KEY_BYTES)
-
-
-def long_prompt_index(
-    num_engines: int, num_keys: int, *, is_fragmented: bool, max_bytes: int, seed: int
-) -> tuple[PrefixIndex, list[bytes]]:
-    """An index of engines that hold parts of one long prompt, and the prompt's keys.
-
-    Each engine holds it up to a place of its own, some of it only in its host's memory or on disk.
-    Fragmented, the first engine holds all, and the others lack single keys on their accelerators:
-    the keys' holders change from each to the next.
-    """
-    draw = random.Random(seed)
-    prompt = [draw.randbytes(KEY_BYTES) for _ in range(num_keys)]
-    index = PrefixIndex(max_bytes)
-    for number in range(num_engines):
-        engine_id = f"engine-{number}"
-        index.seed(engine_id, CacheSnapshot(0, [], is_last=False))
-        ends = [draw.randrange(num_keys + 1) for _ in Medium]
-        for medium in Medium:
-            held = prompt[: max(ends[: medium + 1])]
-            if is_fragmented:
-                held = [key for key in prompt if number == 0 or draw.random() < 0.9]
-            is_last = medium is Medium.DISK
-            index.seed(
-                engine_id, CacheSnapshot(0, held, is_first=False, is_last=is_last, medium=medium)
-            )
-    return index, prompt
 
 
 def copied(keys: list[bytes]) -> list[bytes]:

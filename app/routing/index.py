@@ -12,9 +12,8 @@ until the engine has computed it or has ended it unseen.
 The bound is of bytes, as ``tracemalloc`` counts them, and holds for everything that is kept here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 from app.routing.key_table import KeyTable, is_key
@@ -29,9 +28,8 @@ entry just after it grew (60), and a place in a sweep, which may be all that is 
 _BITS_PER_WORD = 30
 _BYTES_PER_WORD = 4
 """An integer grows by that for each so many bits."""
-
-_ALL_MEDIA = sum(1 << medium for medium in Medium)
-"""The bits of an engine, as multiples of its first."""
+_ALL_MEDIA = (2 << Medium.DISK) - 1
+"""The bits of an engine, as multiples of its first; ``2 << reach`` less 1: those as far as there."""
 
 _MAX_EVICTED_MEANWHILE = 1 << 16
 """Keys that an engine may take back while it sends a snapshot, which takes no longer than a step or
@@ -39,8 +37,6 @@ two; with more, it starts over.
 """
 _BYTES_PER_EVICTED = 150
 """At most, of such a key: the object, and its place in a set just after that grew."""
-
-_NOTHING: Mapping[bytes, int] = MappingProxyType({})
 
 
 class HeldKeys(NamedTuple):
@@ -111,7 +107,27 @@ class PrefixIndex:
 
         What was sent to an engine counts as held by its accelerator.
         """
-        return self._match(keys, self._live_bits, self._sent.bits_of)
+        accelerators = self._live_bits
+        hosts = accelerators << Medium.HOST
+        going_on = accelerators * _ALL_MEDIA
+        """Of each engine: by reaching so far, it holds all keys until now."""
+        matching: dict[str, list[int]] = {}
+        num_held = 0
+        for bits, num_keys in self._table.runs(keys, self._sent.bits_of):
+            # Who reaches for the host has what is on the accelerator, too; and so on.
+            reached = bits | (bits & accelerators) << 1
+            reached |= (reached & hosts) << 1
+            ended = going_on & ~reached
+            if ended:
+                if num_held:
+                    self._note(matching, ended, num_held)
+                going_on ^= ended
+                if not going_on:
+                    break
+            num_held += num_keys
+        if num_held:
+            self._note(matching, going_on, num_held)
+        return {id_: HeldKeys(*nums) for id_, nums in matching.items()}
 
     def num_confirmed(
         self, engine_id: str, keys: Sequence[bytes], reach: Medium = Medium.ACCELERATOR
@@ -122,7 +138,7 @@ class PrefixIndex:
         engine = self._engines.get(engine_id)
         if engine is None:
             return 0
-        return self._match(keys, engine.bit, _NOTHING).get(engine_id, NO_KEYS)[reach]
+        return self._table.num_with(engine.bit * ((2 << reach) - 1), keys)
 
     def count_send(
         self,
@@ -230,31 +246,6 @@ class PrefixIndex:
         assert self.num_bytes <= self._max_bytes or len(self) <= 1, "more bytes than allowed"
         self._table.check_integrity(self._live_bits * _ALL_MEDIA)
         self._sent.check_integrity(self._live_bits)
-
-    def _match(
-        self, keys: Sequence[bytes], engine_bits: int, sent: Mapping[bytes, int]
-    ) -> dict[str, HeldKeys]:
-        """Of the engines whose first bits those are."""
-        accelerators, hosts = engine_bits << Medium.ACCELERATOR, engine_bits << Medium.HOST
-        going_on = engine_bits * _ALL_MEDIA
-        """Of each engine: by reaching so far, it holds all keys until now."""
-        matching: dict[str, list[int]] = {}
-        num_held = 0
-        for bits, num_keys in self._table.runs(keys, sent):
-            # Who reaches for the host has what is on the accelerator, too; and so on.
-            reached = bits | (bits & accelerators) << 1
-            reached |= (reached & hosts) << 1
-            ended = going_on & ~reached
-            if ended:
-                if num_held:
-                    self._note(matching, ended, num_held)
-                going_on ^= ended
-                if not going_on:
-                    break
-            num_held += num_keys
-        if num_held:
-            self._note(matching, going_on, num_held)
-        return {id_: HeldKeys(*nums) for id_, nums in matching.items()}
 
     def _note(self, matching: dict[str, list[int]], bits: int, num_held: int) -> None:
         place_of = self._place_of

@@ -49,17 +49,13 @@ class KeyTable:
         with those that ``more`` has for them; up to the first that has none. They count as used.
         """
         # Plain tuples: where bits change with every key, named ones would double the time.
-        young, old = self._young, self._old
+        young = self._young
         run_bits = run_begin = position = 0
         for position, key in enumerate(keys):
             bits = young.get(key)
             if bits is None:
-                bits = old.pop(key, 0)
-                if bits:
-                    young[key] = bits
-                    if len(young) >= self._max_generation_keys:
-                        self._turn()
-                        young, old = self._young, self._old
+                bits = self._use_old(key)
+                young = self._young
             if more:
                 bits |= more.get(key, 0)
             if bits != run_bits:
@@ -72,6 +68,20 @@ class KeyTable:
                 return
         if run_bits:
             yield run_bits, position + 1 - run_begin
+
+    def num_with(self, bits: int, keys: Sequence[bytes]) -> int:
+        """How many of the first ``keys`` have one of ``bits``, up to the first that has none. They
+        count as used.
+        """
+        young = self._young
+        for position, key in enumerate(keys):
+            found = young.get(key)
+            if found is None:
+                found = self._use_old(key)
+                young = self._young
+            if not found & bits:
+                return position
+        return len(keys)
 
     def add(self, bit: int, keys: Iterable[bytes]) -> None:
         """``keys`` have the bit from now on; what is no key is left out."""
@@ -137,6 +147,15 @@ class KeyTable:
                 else:
                     del generation[key]
                 return
+
+    def _use_old(self, key: bytes) -> int:
+        """The bits of a key that is not young, and is so from now on."""
+        bits = self._old.pop(key, 0)
+        if bits:
+            self._young[key] = bits
+            if len(self._young) >= self._max_generation_keys:
+                self._turn()
+        return bits
 
     def _turn(self) -> None:
         """The young generation is full: it becomes the old one, whose keys are forgotten."""

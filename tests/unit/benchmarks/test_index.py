@@ -2,13 +2,8 @@
 
 from app.routing.index import PrefixIndex
 from benchmarks.index import Scale, measure_bound, measure_long_prompt, measure_traffic
-from benchmarks.index_workload import (
-    CHAIN_KEYS,
-    CacheTraffic,
-    copied,
-    decode_snapshot,
-    long_prompt_index,
-)
+from benchmarks.index_fleet import NUM_ENGINES, NUM_PROMPT_KEYS, LongPromptFleet
+from benchmarks.index_workload import CHAIN_KEYS, CacheTraffic, decode_snapshot
 
 ROOM_BYTES = 1 << 24
 SCALE = Scale(num_rounds=1, steps_per_round=20, keys_per_replica=240, num_decisions=2)
@@ -34,13 +29,18 @@ def test_an_index_that_follows_the_traffic_holds_what_full_caches_hold() -> None
 
 def test_replicas_hold_a_long_prompt_up_to_places_of_their_own_or_with_gaps() -> None:
     for is_fragmented in (False, True):
-        index, prompt = long_prompt_index(
-            8, 100, is_fragmented=is_fragmented, max_bytes=ROOM_BYTES, seed=2
-        )
-        matching = index.match(copied(prompt))
-        assert len(matching) >= 7
-        assert len(set(matching.values())) >= 5
-        assert (matching["engine-0"].accelerator == 100) == is_fragmented
+        bench = LongPromptFleet(is_fragmented=is_fragmented, seed=2)
+        job = bench.arrive()
+        matching = bench.fleet.index.match(job.prompt.index_keys)
+        assert len(matching) == NUM_ENGINES
+        assert len(set(matching.values())) >= NUM_ENGINES / 2
+        is_whole = matching["engine-0"].accelerator == NUM_PROMPT_KEYS
+        assert is_whole == is_fragmented
+        bench.send(job)
+        assert bench.fleet.index.match(job.prompt.index_keys) != matching
+        bench.settle(job)
+        assert bench.fleet.index.match(job.prompt.index_keys) == matching
+        bench.choose(job)
 
 
 def test_every_question_is_answered_once() -> None:
