@@ -1,8 +1,7 @@
 """The paced runner: profiled time, deterministic tokens and KV, planning faults caught."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from engine.config import PacedConfig
 from engine.errors import EngineConfigError, KvMismatchError

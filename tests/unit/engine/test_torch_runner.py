@@ -1,11 +1,11 @@
 """The torch runner under the real scheduler, with random weights: its answers are transformers'."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from transformers import PreTrainedModel
 
