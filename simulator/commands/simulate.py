@@ -1,0 +1,258 @@
+"""`headwater simulate`: replays a trace on a simulated fleet, one routing policy after the other,
+and shows what users would have seen and what it would have cost.
+
+Needs neither a model nor a GPU.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulator.outcome import Outcome
+    from simulator.replica_kind import ReplicaKind
+    from simulator.summary import Run, Summary
+    from simulator.workload import Workload
+
+HELP = "replay a trace on a simulated fleet and compare routing policies"
+BAD_INPUT = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    traffic = parser.add_argument_group("traffic")
+    traffic.add_argument(
+        "--trace", type=Path, required=True, metavar="FILE",
+        help="Mooncake's .jsonl, Azure's .csv, or a folder of coding sessions (.json.gz)",
+    )  # fmt: skip
+    traffic.add_argument("--requests", type=int, metavar="N", help="only the first N")
+    traffic.add_argument(
+        "--speed", type=float, default=1.0, metavar="X", help="arrivals X times as dense"
+    )
+    traffic.add_argument(
+        "--spread-s", type=float, default=0.0, metavar="S",
+        help="each arrival at random within S seconds, for a trace with a coarse clock",
+    )  # fmt: skip
+    traffic.add_argument(
+        "--sessions-per-s", type=float, default=0.1, metavar="X",
+        help="of a folder of sessions: how many begin per second",
+    )  # fmt: skip
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument(
+        "--policy", nargs="+", default=["headwater"], metavar="NAME",
+        help="routing policies; an unknown name lists them",
+    )  # fmt: skip
+    fleet.add_argument("--replicas", type=int, required=True, metavar="N")
+    hardware = fleet.add_mutually_exclusive_group(required=True)
+    hardware.add_argument(
+        "--gpu", metavar="NAME", help="a preset, such as h100-llama2-70b-tp8; an unknown lists them"
+    )
+    hardware.add_argument(
+        "--profile", type=Path, metavar="FILE", help="what `headwater profile` measured"
+    )
+    fleet.add_argument("--engine", metavar="LABEL", help="which one of a profile with several")
+    fleet.add_argument("--kv-tokens", type=int, metavar="N", help="KV of a replica, in tokens")
+    fleet.add_argument("--gateways", type=int, default=1, metavar="N")
+    fleet.add_argument(
+        "--stale-s", type=float, default=0.0, metavar="S",
+        help="gateways hear of load and caches so much later",
+    )  # fmt: skip
+    fleet.add_argument(
+        "--routing-only", action="store_true",
+        help="replicas without steps and batches: much faster; compare policies, not seconds",
+    )  # fmt: skip
+    fleet.add_argument(
+        "--price", type=float, metavar="USD",
+        help="per device and hour; presets of GPUs have one",
+    )  # fmt: skip
+    results = parser.add_argument_group("results, beside the table")
+    results.add_argument("--png", type=Path, metavar="FILE", help="plots")
+    results.add_argument("--html", type=Path, metavar="FILE", help="table and plots in one page")
+    results.add_argument("--json", type=Path, metavar="FILE", help="all figures")
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    workload: "Workload"
+    kind: "ReplicaKind"
+    num_kv_tokens: int
+    price: float
+    price_note: str
+
+
+def run(args: argparse.Namespace) -> int:
+    from engine.performance_profile import ProfileFileError
+    from simulator.errors import SimulationError
+
+    try:
+        case = _case(args)
+        _simulate(case, args)
+    except (SimulationError, ProfileFileError) as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    except OSError as error:
+        print(f"{error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _case(args: argparse.Namespace) -> _Case:
+    """All that can be wrong is found before the first simulation."""
+    from simulator.errors import FleetSpecError
+    from simulator.plots import check_plots
+    from simulator.policies.registry import create_policy
+    from simulator.presets import PRICE_SOURCE, price_per_hour
+
+    if args.replicas < 1 or args.gateways < 1:
+        raise FleetSpecError(
+            f"--replicas is {args.replicas} and --gateways {args.gateways}: a fleet needs one of "
+            "each at least"
+        )
+    for name in args.policy:
+        try:
+            create_policy(name)
+        except ValueError as error:
+            raise FleetSpecError(str(error)) from error
+    for path in (args.png, args.html, args.json):
+        if path is not None and not path.parent.is_dir():
+            raise FleetSpecError(f"there is no folder {path.parent} to write {path.name} to")
+    if args.png or args.html:
+        check_plots()
+    kind = _kind(args)
+    price, note = args.price or 0.0, "as given"
+    if args.price is None and args.gpu is not None:
+        price, note = price_per_hour(args.gpu), PRICE_SOURCE
+    num_kv_tokens = kind.num_kv_tokens if args.kv_tokens is None else args.kv_tokens
+    return _Case(_workload(args), kind, num_kv_tokens, price, note)
+
+
+def _kind(args: argparse.Namespace) -> "ReplicaKind":
+    from engine.performance_profile import PerformanceProfile
+    from simulator.errors import FleetSpecError
+    from simulator.presets import find_preset
+    from simulator.replica_kind import kind_of_profile
+
+    if args.profile is not None:
+        return kind_of_profile(PerformanceProfile.read(args.profile), args.engine)
+    if args.engine is not None:
+        raise FleetSpecError("--engine is for a profile with several")
+    return find_preset(args.gpu)
+
+
+def _workload(args: argparse.Namespace) -> "Workload":
+    from simulator.errors import TraceError
+    from simulator.traces import read_agentic_coding, read_azure, read_mooncake
+
+    path: Path = args.trace
+    if args.requests is not None and args.requests < 1:
+        raise TraceError(f"--requests is {args.requests}: at least one is replayed")
+    if not args.spread_s >= 0:
+        raise TraceError(f"--spread-s is {args.spread_s}: take 0 s or more")
+    if path.is_dir():
+        workload = read_agentic_coding(path, sessions_per_s=args.sessions_per_s)
+    elif path.suffix == ".jsonl":
+        workload = read_mooncake(path)
+    elif path.suffix == ".csv":
+        workload = read_azure(path)
+    elif path.exists():
+        raise TraceError(f"{path} is neither a .jsonl nor a .csv nor a folder: see --help")
+    else:
+        raise TraceError(f"{path} cannot be read: No such file or directory")
+    if args.requests is not None:
+        workload = workload.first(args.requests)
+    if args.speed != 1.0:
+        workload = workload.accelerated(args.speed)
+    return workload.spread(args.spread_s) if args.spread_s else workload
+
+
+def _simulate(case: _Case, args: argparse.Namespace) -> None:
+    from simulator.summary import Run, render_table, summarize, table_cells
+
+    for note in _notes(case, args):
+        print(note, flush=True)
+    runs: list[Run] = []
+    for policy in dict.fromkeys(args.policy):
+        outcome = _outcome(case, policy, args)
+        replica_s = outcome.replica_s or args.replicas * outcome.duration_s
+        cost = case.price * case.kind.num_devices * replica_s / 3600
+        runs.append(Run(policy, outcome, cost))
+    summaries = [summarize(run) for run in runs]
+    print(render_table(table_cells(summaries)))
+    _write(case, args, runs, summaries)
+
+
+def _outcome(case: _Case, policy: str, args: argparse.Namespace) -> "Outcome":
+    from dataclasses import replace
+
+    from simulator.fleet import FleetSpec, simulate
+
+    if args.routing_only:
+        return _route(case, policy, args)
+    replica = replace(case.kind.spec(), num_kv_tokens=case.num_kv_tokens)
+    spec = FleetSpec(
+        args.replicas, replica, policy, num_gateways=args.gateways, stale_s=args.stale_s
+    )
+    return simulate(case.workload, spec)
+
+
+def _route(case: _Case, policy: str, args: argparse.Namespace) -> "Outcome":
+    from app.routing.candidate import ReplicaRates
+    from engine.step_time import StepWork
+    from simulator.policies.registry import create_policy
+    from simulator.routing_model import RoutingModel
+    from simulator.routing_spec import RoutingSpec
+
+    # A replica here has one speed: that of a step as large as they get.
+    size = case.kind.max_num_batched_tokens
+    step_s = case.kind.model.step_time_s(StepWork(size, num_attended_tokens=size * size / 2))
+    spec = RoutingSpec(
+        args.replicas,
+        ReplicaRates(prefill_token_s=step_s / size),
+        cache_tokens=case.num_kv_tokens,
+        answer_token_s=case.kind.model.step_time_s(StepWork(num_decodes=1)),
+        num_gateways=args.gateways,
+        stale_s=args.stale_s,
+    )
+    return RoutingModel(spec, create_policy(policy), case.workload).run()
+
+
+def _notes(case: _Case, args: argparse.Namespace) -> list[str]:
+    workload, kind = case.workload, case.kind
+    fleet = (
+        f"{workload.name}: {len(workload):,} requests in {workload.duration_s:,.0f} s; replicas: "
+        f"{args.replicas} of {kind.label} with {case.num_kv_tokens:,} tokens of KV each; gateways: "
+        f"{args.gateways}, which hear of load {args.stale_s:g} s later"
+    )
+    notes = [fleet]
+    if kind.label == "teaching":
+        notes.append("teaching: formulas for a lecture, no measurement of any machine")
+    if args.routing_only:
+        notes.append("routing only: no steps, no batches; compare policies, not seconds")
+    if case.price:
+        notes.append(f"${case.price:g} per device and hour ({case.price_note})")
+    return notes
+
+
+def _write(
+    case: _Case, args: argparse.Namespace, runs: "list[Run]", summaries: "list[Summary]"
+) -> None:
+    import msgspec
+
+    from simulator.plots import write_html, write_png
+    from simulator.summary import table_cells
+
+    if args.png is not None:
+        write_png(args.png, runs, summaries)
+    if args.html is not None:
+        title = f"{case.workload.name} on {args.replicas} × {case.kind.label}"
+        rows = table_cells(summaries)
+        write_html(args.html, title, _notes(case, args), rows, runs, summaries)
+    if args.json is not None:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(summaries), indent=1))
+    for path in (args.png, args.html, args.json):
+        if path is not None:
+            print(f"wrote {path}")
