@@ -5,6 +5,9 @@ predicted hit is a probability. It is learned from what engines report: of the i
 predicted, the share that was found. Keys, not tokens: what lies between two keys is estimated, and
 off by chance. Every report counts the same, so that one long prompt does not decide alone; it
 counts less the more follow it, and the longer ago it is, since what went wrong is mended by then.
+
+How old a prefix is and how full the cache plays no part: a cache turns over in minutes, and only
+what is then the oldest is lost in the second between a choice and the look.
 """
 
 import math

@@ -29,7 +29,7 @@ _BITS_PER_WORD = 30
 _BYTES_PER_WORD = 4
 """An integer grows by that for each so many bits."""
 _ALL_MEDIA = (2 << Medium.DISK) - 1
-"""The bits of an engine, as multiples of its first; ``2 << reach`` less 1: those as far as there."""
+"""The bits of an engine, as multiples of its first."""
 
 _MAX_EVICTED_MEANWHILE = 1 << 16
 """Keys that an engine may take back while it sends a snapshot, which takes no longer than a step or
@@ -138,7 +138,8 @@ class PrefixIndex:
         engine = self._engines.get(engine_id)
         if engine is None:
             return 0
-        return self._table.num_with(engine.bit * ((2 << reach) - 1), keys)
+        bits_up_to_reach = engine.bit * ((2 << reach) - 1)
+        return self._table.num_with(bits_up_to_reach, keys)
 
     def count_send(
         self,
