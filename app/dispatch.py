@@ -47,8 +47,9 @@ class Dispatcher:
         max_connecting_s: float = MAX_CONNECTING_S,
         policy: Policy = choose,
         first_rotation: int | None = None,
+        rank: int = 0,
     ) -> None:
-        """``first_rotation``: see ``Fleet``."""
+        """``first_rotation`` and ``rank``: see ``Fleet``."""
         self.model = model
         self._config = config
         self.fleet = Fleet(
@@ -57,6 +58,7 @@ class Dispatcher:
             pools=config.pools,
             policy=policy,
             first_rotation=first_rotation,
+            rank=rank,
         )
         self.readiness = Readiness(model, self.fleet, clock, max_connecting_s=max_connecting_s)
         self._clock = clock

@@ -5,10 +5,9 @@ Does not submit, wait or reconnect.
 
 import itertools
 import random
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 
+from app.candidates import Candidates
 from app.cell_choice import CellChoice
 from app.client import EngineClient
 from app.config import PoolsConfig
@@ -16,9 +15,11 @@ from app.held_prefixes import HeldPrefixes, held_by
 from app.member import Member, Send
 from app.pools import Pool, Pools
 from app.queue import Job, WaitingQueue
-from app.routing.candidate import Candidate, HeldPrefix, Policy, RouteRequest
-from app.routing.index import HeldKeys, PrefixIndex
+from app.routing.candidate import Gateways, Policy, RouteRequest
+from app.routing.index import PrefixIndex
 from app.routing.policy import choose, ttft_s
+from app.routing.rates import RateBook
+from app.routing.traffic import TrafficMeter
 from engine.messages import CacheEvents, CacheSnapshot
 
 DOUBT_PERIOD_S = 10.0
@@ -39,12 +40,17 @@ class Fleet:
         pools: PoolsConfig | None = None,
         policy: Policy = choose,
         first_rotation: int | None = None,
+        rank: int = 0,
     ) -> None:
         """``first_rotation``: where the turns of equal engines begin; random if not given, so that
-        gateways that see the same tie don't all take the same engine.
+        gateways that see the same tie don't all take the same engine. ``rank``: of this gateway.
         """
         self.pools = Pools(pools or PoolsConfig())
         self._prefixes = HeldPrefixes(prefix_index_max_bytes)
+        self._rates = RateBook()
+        self._traffic = TrafficMeter()
+        self._candidates = Candidates(self._prefixes, self._rates)
+        self._rank = rank
         self._clock = clock
         self._policy = policy
         self._members: dict[str, Member] = {}
@@ -94,6 +100,7 @@ class Fleet:
     def remove(self, engine_id: str) -> Member | None:
         """Forget the engine and its prefixes."""
         self._prefixes.forget(engine_id)
+        self._rates.forget(engine_id)
         member = self._members.pop(engine_id, None)
         self._cells.set_engines(self._members)
         return member
@@ -102,6 +109,7 @@ class Fleet:
         """``member``'s load view is new."""
         now_s = self._clock()
         member.see_load(now_s)
+        self._rates.see_load(member.engine_id, member.client.load)
         if events is not None and self.index.apply(member.engine_id, events):
             self._ask_snapshot(member, now_s)
         elif self.index.is_behind(member.engine_id):
@@ -121,9 +129,10 @@ class Fleet:
 
     def count_send(self, member: Member, job: Job) -> None:
         """``job`` goes to ``member``: count its load and prefix before any event confirms them."""
+        now_s = self._clock()
         member.count_submit(job)
         held_keys = held_by(self._prefixes.match(job), member.engine_id)
-        candidate = self._candidate(member, job, held_keys)
+        candidate = self._candidates.submitted(member, job, held_keys, now_s)
         num_tokens = len(job.prompt.token_ids)
         # Of what was generated before, the engine does not count what it finds.
         job.predicted_cached_tokens = min(
@@ -131,6 +140,7 @@ class Fleet:
         )
         job.predicted_ttft_s = ttft_s(num_tokens, candidate)
         member.unseen[job] = num_tokens - candidate.num_cached_tokens
+        self._traffic.record(now_s, member.unseen[job])
         member.unconfirmed[job.request_id] = Send(job, held_keys.accelerator)
         self._prefixes.count_send(member.engine_id, job)
 
@@ -139,9 +149,16 @@ class Fleet:
         members = self._usable(job, queue)
         if len(members) < 2:
             return members[0] if members else None
+        now_s = self._clock()
         matching = self._prefixes.match(job)
         candidates = [
-            self._waiting_candidate(member, job, held_by(matching, member.engine_id), queue)
+            self._candidates.waiting(
+                member,
+                job,
+                held_by(matching, member.engine_id),
+                now_s,
+                queue.lane(member.engine_id),
+            )
             for member in members
         ]
         request = RouteRequest(
@@ -150,6 +167,12 @@ class Fleet:
             affinity=job.affinity,
             current=job.engine_id,
             rotation=next(self._rotation),
+            gateways=Gateways(
+                self._rank,
+                max(member.client.num_gateways for member in members),
+                self._traffic.requests_per_s(now_s),
+                self._traffic.mean_uncached_tokens,
+            ),
         )
         return self._members[self._policy(request, candidates).candidate.engine_id]
 
@@ -248,52 +271,6 @@ class Fleet:
             if is_wrong and is_due:
                 member.doubted_s = now_s
                 self._ask_snapshot(member, now_s)
-
-    def _waiting_candidate(
-        self, member: Member, job: Job, held: HeldKeys, queue: WaitingQueue
-    ) -> Candidate:
-        """What waits in this gateway counts if it goes first; of others only the sums are known."""
-        lane = queue.lane(member.engine_id)
-        num_before = bisect_left(lane.jobs, job.order, key=attrgetter("order"))
-        num_others = len(lane.jobs) - (job.engine_id == member.engine_id)
-        num_samples, num_tokens = lane.num_samples, lane.num_tokens
-        if num_others < len(lane.jobs):  # it need not wait for itself
-            num_samples -= job.num_samples
-            num_tokens -= len(job.prompt.token_ids)
-        share = num_before / num_others if num_others else 0.0
-        return self._candidate(
-            member,
-            job,
-            held,
-            num_queued=round(share * num_samples),
-            num_queued_tokens=round(share * num_tokens),
-        )
-
-    def _candidate(
-        self,
-        member: Member,
-        job: Job,
-        held: HeldKeys,
-        *,
-        num_queued: int = 0,
-        num_queued_tokens: int = 0,
-    ) -> Candidate:
-        card = member.client.card
-        now_s = self._clock()
-        expected: HeldPrefix = self._prefixes.expected(card, job, held)
-        return Candidate(
-            engine_id=member.engine_id,
-            load=member.client.load,
-            block_size_tokens=card.block_size_tokens,
-            held=expected,
-            num_in_flight=member.num_running_samples + num_queued,
-            num_unseen=sum(unseen.num_samples for unseen in member.unseen) + num_queued,
-            num_unseen_tokens=sum(member.unseen.values()),
-            num_queued_tokens=num_queued_tokens,
-            max_num_seqs=card.max_num_seqs,
-            hit_probability=self._prefixes.hit_probability(member.engine_id, now_s),
-            age_s=member.view_age_s(now_s),
-        )
 
 
 def _num_cached_blocks(member: Member, job: Job) -> int | None:

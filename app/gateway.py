@@ -28,11 +28,14 @@ class Gateway:
         *,
         connect: ConnectEngine = connect_engine,
         policy: PolicyName = "least_ttft",
+        rank: int = 0,
     ) -> None:
+        """``rank``: of this process among the gateways, from 0."""
         self.tokenizers = TokenizerCache()
         self.metrics = Metrics()
         self._connect = connect
         self._policy = POLICIES[policy]
+        self._rank = rank
         self._dispatchers: dict[str, Dispatcher] = {}
         self._memberships: dict[str, Membership] = {}
         self.reconfigure(config)
@@ -87,6 +90,6 @@ class Gateway:
         dispatcher = self._dispatchers.get(model)
         if dispatcher is None:
             dispatcher = self._dispatchers[model] = Dispatcher(
-                model, self.config, policy=self._policy
+                model, self.config, policy=self._policy, rank=self._rank
             )
         return dispatcher

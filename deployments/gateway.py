@@ -41,12 +41,12 @@ class GatewayReplica:
         bind_replica_to_loopback()
         self._loop = asyncio.get_running_loop()
         self._node_id: str = ray.get_runtime_context().get_node_id()
-        self._gateway = Gateway(GatewayConfig())
+        context = serve.get_replica_context()
+        self._gateway = Gateway(GatewayConfig(), rank=context.rank.rank)
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         host = ray.util.get_node_ip_address()
         self._scrape_server = ScrapeServer(self._gateway.render_metrics, host=host)
         port = await self._scrape_server.start()
-        context = serve.get_replica_context()
         name = f"{context.app_name}/{context.replica_id.unique_id}"
         self._target = ScrapeTarget(name, "gateway", host, port)
         self._peers = follow_gateways(context.deployment, context.app_name)
