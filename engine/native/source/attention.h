@@ -27,9 +27,11 @@ struct AttentionScratch {
     int64_t score_bytes() const { return round_up(int64_t(rows) * KEYS * 4); }
     int64_t weight_bytes() const { return round_up(int64_t(rows) * KEYS * 2); }
     int64_t sum_bytes() const { return round_up(int64_t(rows) * panels() * PANEL * 4); }
+    int64_t maximum_bytes() const { return round_up(int64_t(rows) * 4); }
+    int64_t total_bytes() const { return int64_t(rows) * 64; }
     int64_t bytes() const {
         return query_bytes() + key_bytes() + value_bytes() + score_bytes() + weight_bytes() +
-               sum_bytes() + 2 * round_up(int64_t(rows) * 4);
+               sum_bytes() + maximum_bytes() + total_bytes();
     }
 
     void place(char* memory) {
@@ -39,13 +41,14 @@ struct AttentionScratch {
         scores = take<float>(memory, score_bytes());
         weights = take<bf16>(memory, weight_bytes());
         sums = take<float>(memory, sum_bytes());
-        maxima = take<float>(memory, round_up(int64_t(rows) * 4));
-        totals = take<float>(memory, round_up(int64_t(rows) * 4));
+        maxima = take<float>(memory, maximum_bytes());
+        totals = take<float>(memory, total_bytes());
     }
 
     int rows, dim;
     bf16 *queries, *keys, *values, *weights;
-    float *scores, *sums, *maxima, *totals;  // scores and sums: [panel][rows][PANEL]
+    float *scores, *sums;    // [panel][rows][PANEL]
+    float *maxima, *totals;  // [rows], [rows][16]
 
   private:
     template <class T>
@@ -114,7 +117,7 @@ class TileAttention {
                                 head_of(now, row) * dim_;
             std::copy(query, query + dim_, scratch_.queries + int64_t(row) * dim_);
             scratch_.maxima[row] = -INFINITY;
-            scratch_.totals[row] = 0.0f;
+            _mm512_storeu_ps(scratch_.totals + int64_t(row) * 16, _mm512_setzero_ps());
         }
         const int64_t begin = first_key(step_, group_, tile), end = first_ + tile.count;
         const int skipped = int(first_visible(step_, group_, tile) - begin);
@@ -177,7 +180,7 @@ class TileAttention {
             const float factor = softmax_row(
                 scores, scores + int64_t(num_rows_) * PANEL, int(std::max<int64_t>(0, seen)),
                 int(std::min<int64_t>(count, position + 1 - key)), scale_,
-                scratch_.maxima[offset + row], scratch_.totals[offset + row],
+                scratch_.maxima[offset + row], scratch_.totals + (offset + row) * 16,
                 scratch_.weights + row * KEYS);
             if (factor != 1.0f && !is_first) scale_row(sums + row * PANEL, factor);
         }
@@ -219,7 +222,8 @@ class TileAttention {
     }
 
     void finish_row(int row, bf16* output) const {
-        const __m512 factor = _mm512_set1_ps(1.0f / scratch_.totals[row]);
+        const __m512 totals = _mm512_loadu_ps(scratch_.totals + int64_t(row) * 16);
+        const __m512 factor = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(totals));
         const float* sums = scratch_.sums +
                             int64_t(row / num_rows_) * num_rows_ * num_panels_ * PANEL +
                             row % num_rows_ * PANEL;

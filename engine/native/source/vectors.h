@@ -49,6 +49,16 @@ inline __m512 widen(__m256i x) {
 
 inline __m512 load_bf16(const bf16* p) { return widen(_mm256_loadu_si256((const __m256i*)p)); }
 
+// Two vectors side by side.
+inline void store_bf16(bf16* p, __m512 low, __m512 high) {
+#ifdef __AVX512BF16__
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+#else
+    _mm256_storeu_si256((__m256i*)p, round_to_bf16(low));
+    _mm256_storeu_si256((__m256i*)(p + 16), round_to_bf16(high));
+#endif
+}
+
 inline void store_bf16(bf16* p, __m512 x) { _mm256_storeu_si256((__m256i*)p, round_to_bf16(x)); }
 
 // The first `count` lanes, up to 16.
@@ -74,16 +84,14 @@ inline __m512 exp512(__m512 x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.33f), _CMP_GT_OQ), scaled);
 }
 
-// 2^x for x <= 0 within 4e-6 of itself; 0 below -149. The Taylor series of degree 5 on [-1/2, 1/2].
+// 2^x within 3e-6 of itself; 0 for -infinity. A polynomial of degree 4 (minimax on [0, 1)) of what
+// is left of x above a whole number.
 inline __m512 exp2_512(__m512 x) {
-    const __m512 clamped = _mm512_max_ps(x, _mm512_set1_ps(-160.0f));
-    const __m512 n = _mm512_roundscale_ps(clamped, 8);
-    const __m512 r = _mm512_sub_ps(clamped, n);
-    __m512 p = _mm512_set1_ps(1.3333558e-3f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.6181291e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.5504109e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.4022651e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.9314718e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
+    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(1.353417e-2f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.201146e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.4144276e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.9300383e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.00000259f));
+    return _mm512_scalef_ps(p, x);
 }
