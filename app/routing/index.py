@@ -35,7 +35,7 @@ _MAX_EVICTED_MEANWHILE = 1 << 16
 """Keys that an engine may take back while it sends a snapshot, which takes no longer than a step or
 two; with more, it starts over.
 """
-_BYTES_PER_EVICTED = 150
+_BYTES_PER_EVICTED = 180
 """At most, of such a key: the object, and its place in a set just after that grew."""
 
 
