@@ -19,6 +19,7 @@ from typing import NamedTuple
 from app.routing.candidate import RouteRequest, Source, SourceKind
 from engine.seeds import mix64
 from simulator.clock import VirtualClock
+from simulator.errors import FleetSpecError
 from simulator.outcome import Outcome, RequestOutcome
 from simulator.policies.registry import RegisteredPolicy
 from simulator.routing_cache import FleetCaches
@@ -220,6 +221,8 @@ class RoutingModel:
     def _lose(self, engine_id: str) -> None:
         """Its requests are sent again, as a whole; what streams keeps the first token it had."""
         replica = self._number_of[engine_id]
+        if self._serving == [replica]:
+            raise FleetSpecError(f"{engine_id} is the last replica: requests would go nowhere")
         self._serving.remove(replica)
         self._truth.forget_replica(replica)
         for gateway in self._gateways:
