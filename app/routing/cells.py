@@ -23,8 +23,10 @@ MAX_CELL_REPLICAS = 64
 
 _USUAL_FILL = 0.875
 """Of a cell when their number is chosen: room for a fleet that grows, and for uneven hashes."""
-_LEAST_FILL = 0.6
-"""Below it there is a cell too many; in between their number stays, as moving costs prefixes."""
+_BREATHING_SHARE = 0.1
+"""Of a cell: a fleet that grows and shrinks by less keeps its number of cells, as moving costs
+prefixes. No more than that, since a gateway that starts now does not know the number before.
+"""
 
 _TOLERATED_RATIO = 1.25
 _TOLERATED_IN_FLIGHT = 1.0
@@ -59,7 +61,8 @@ def assign_cells(
 ) -> Cells:
     """Cells for exactly these replicas, in whichever order they are named.
 
-    ``before``: its number of cells is kept as long as it suits.
+    ``before``: its number of cells is kept as long as it suits, so that a fleet whose size swings
+    a little does not change it every time.
     """
     ordered = sorted(set(engine_ids), key=_digest)
     num_cells = _num_cells(len(ordered), max_cell_replicas, 1 if before is None else len(before))
@@ -101,13 +104,16 @@ def choose_cell(pair: CellPair, load_of: Mapping[int, float]) -> int:
 
 
 def _num_cells(num_replicas: int, max_cell_replicas: int, num_before: int) -> int:
-    fewest = max(1, math.ceil(num_replicas / max_cell_replicas))
-    most = max(1, math.ceil(num_replicas / (max_cell_replicas * _LEAST_FILL)))
-    if fewest <= num_before <= most:
+    def usual(num_replicas: float) -> int:
+        if num_replicas <= max_cell_replicas:
+            return 1
+        return math.ceil(num_replicas / (max_cell_replicas * _USUAL_FILL))
+
+    breath = max_cell_replicas * _BREATHING_SHARE
+    suits = usual(num_replicas - breath) <= num_before <= usual(num_replicas + breath)
+    if suits and num_replicas <= num_before * max_cell_replicas:
         return num_before
-    if fewest == 1:
-        return 1
-    return math.ceil(num_replicas / (max_cell_replicas * _USUAL_FILL))
+    return usual(num_replicas)
 
 
 @lru_cache(maxsize=4096)

@@ -73,25 +73,34 @@ def test_a_replica_that_comes_or_goes_moves_hardly_any_other() -> None:
     assert sum(num_moved) <= len(num_moved)
 
 
-def test_full_cells_give_way_one_by_one() -> None:
-    cells = assign_cells(engine_ids(130), before=assign_cells(engine_ids(180)))
-    assert len(cells) == 4
-    full = assign_cells(engine_ids(256), before=cells)
-    assert [len(members) for members in full.members] == [64] * 4
-    fewer = assign_cells(engine_ids(255), before=full)
-    num_moved = sum(full.cell_of[id_] != cell for id_, cell in fewer.cell_of.items())
-    assert num_moved < 12
+def test_cells_of_which_many_are_full_still_move_few_replicas() -> None:
+    fleet = engine_ids(300)
+    cells = assign_cells(fleet, max_cell_replicas=8)
+    num_full = sum(len(members) == 8 for members in cells.members)
+    assert num_full > len(cells) / 4
+    num_moved = []
+    for number in range(40):
+        left = assign_cells(fleet[:number] + fleet[number + 1 :], before=cells, max_cell_replicas=8)
+        num_moved.append(sum(cells.cell_of[id_] != cell for id_, cell in left.cell_of.items()))
+    assert sum(num_moved) / len(num_moved) < 1.5
 
 
 def test_the_number_of_cells_stays_while_a_fleet_breathes() -> None:
-    cells = assign_cells(engine_ids(300))
-    sizes = []
-    for num_replicas in [*range(300, 250, -1), *range(250, 350)]:
+    for middle in (64, 280, 672):
+        cells = assign_cells(engine_ids(middle + 5))
+        num_cells = set()
+        for change in [*range(5, -6, -1), *range(-5, 6)]:
+            cells = assign_cells(engine_ids(middle + change), before=cells)
+            num_cells.add(len(cells))
+        assert len(num_cells) == 1
+
+
+def test_a_fleet_that_grew_has_as_many_cells_as_one_that_starts() -> None:
+    cells = assign_cells(())
+    for num_replicas in range(0, 701, 5):
         cells = assign_cells(engine_ids(num_replicas), before=cells)
-        sizes.append(len(cells))
-    assert set(sizes) == {6}
+    assert cells == assign_cells(engine_ids(700))
     assert len(assign_cells(engine_ids(30), before=cells)) == 1
-    assert len(assign_cells(engine_ids(700), before=cells)) == 13
 
 
 def test_one_more_cell_takes_its_share_of_replicas_and_no_more() -> None:
