@@ -57,7 +57,7 @@ class Candidates:
             load=member.client.load,
             block_size_tokens=card.block_size_tokens,
             held=self._prefixes.expected(card, job, held),
-            num_in_flight=member.num_running_samples + num_queued,
+            num_in_flight=member.num_in_flight + num_queued,
             num_unseen=sum(unseen.num_samples for unseen in member.unseen) + num_queued,
             num_unseen_tokens=sum(member.unseen.values()),
             num_queued_tokens=num_queued_tokens,

@@ -1,6 +1,5 @@
 """``POST /v1/chat/completions``: from the body to what the engine is told, and the answer."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -17,11 +16,12 @@ from app.answers.text_rules import text_rules
 from app.answers.whole_answer import Choice
 from app.client_watch import Gone, run_while_connected
 from app.gateway import Gateway
+from app.prompts import chat_prompt
 from app.record import RequestRecord, record_of
 from app.requests.answer_options import AnswerOptions
 from app.requests.body import parse_json_object, read_body
 from app.requests.chat_request import ChatRequest, parse_chat_request
-from app.requests.sampling import check_can_fit, sampling_params
+from app.requests.sampling import sampling_params
 from app.requests.service_class import choose_class
 from app.requests.session import affinity_of, beginning_of
 from app.text.tokenization import ModelTokenizer, Prompt
@@ -65,7 +65,7 @@ class ChatCompletions:
         record.model = dispatcher.model
         tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
         begun_s = time.monotonic()
-        prompt = await _tokenize(request, tokenizer, is_long=is_long)
+        prompt = await chat_prompt(request, tokenizer, is_long=is_long)
         record.note_tokenized(begun_s)
         sampling = sampling_params(request, len(prompt.token_ids), tokenizer.card)
         options = request.options()
@@ -117,18 +117,3 @@ class _ChatShape:
             logprobs=self._logprobs,
             prompt_token_ids=self._prompt_token_ids,
         )
-
-
-async def _tokenize(request: ChatRequest, tokenizer: ModelTokenizer, *, is_long: bool) -> Prompt:
-    messages = [message.for_template() for message in request.messages]
-    check_can_fit(request, tokenizer.min_num_tokens(messages), tokenizer.card)
-    build = partial(
-        tokenizer.prompt,
-        messages,
-        tools=request.template_tools(),
-        template_kwargs=request.template_kwargs(),
-        add_generation_prompt=request.adds_generation_prompt,
-        continue_final_message=request.continues_final_message,
-        cache_salt=request.cache_salt,
-    )
-    return await asyncio.to_thread(build) if is_long or tokenizer.is_slow else build()

@@ -23,12 +23,13 @@ from app.answers.text_rules import text_rules
 from app.answers.whole_answer import Choice
 from app.client_watch import Gone, run_while_connected
 from app.gateway import Gateway
+from app.prompts import completion_prompt
 from app.record import RequestRecord, record_of
 from app.requests.answer_options import AnswerOptions
 from app.requests.body import parse_json_object, read_body
 from app.requests.border import invalid
 from app.requests.completion_request import CompletionRequest, parse_completion_request
-from app.requests.sampling import check_can_fit, check_token_ids, sampling_params
+from app.requests.sampling import sampling_params
 from app.requests.service_class import choose_class
 from app.requests.session import affinity_of
 from app.text.tokenization import ModelTokenizer, Prompt
@@ -153,15 +154,8 @@ def _prompt_run(
     asked: str | list[int],
     request_id: str,
 ) -> PromptRun:
-    card = tokenizer.card
-    if isinstance(asked, str):
-        check_can_fit(request, tokenizer.min_num_tokens(asked), card)
-    else:
-        check_token_ids(asked, card, param="prompt")
-    prompt = tokenizer.completion_prompt(
-        asked, add_special_tokens=request.adds_special_tokens, cache_salt=request.cache_salt
-    )
-    sampling = sampling_params(request, len(prompt.token_ids), card)
+    prompt = completion_prompt(request, tokenizer, asked)
+    sampling = sampling_params(request, len(prompt.token_ids), tokenizer.card)
     rules = text_rules(options, sampling, tokenizer, context_ids=prompt.token_ids)
     return PromptRun(
         AskedPrompt(

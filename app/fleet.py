@@ -6,6 +6,7 @@ Does not submit, wait or reconnect.
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from app.candidates import Candidates
 from app.cell_choice import CellChoice
@@ -15,7 +16,7 @@ from app.held_prefixes import HeldPrefixes, held_by
 from app.member import Member, Send
 from app.pools import Pool, Pools
 from app.queue import Job, WaitingQueue
-from app.routing.candidate import Gateways, Policy, RouteRequest
+from app.routing.candidate import Candidate, Choice, Gateways, Policy, RouteRequest
 from app.routing.index import PrefixIndex
 from app.routing.policy import choose, ttft_s
 from app.routing.rates import RateBook
@@ -27,6 +28,13 @@ DOUBT_PERIOD_S = 10.0
 
 SNAPSHOT_TIMEOUT_S = 5.0
 """A snapshot that is not whole by then is asked for again."""
+
+
+class Ranking(NamedTuple):
+    """A request's candidates, and which of them it is."""
+
+    candidates: Sequence[Candidate]
+    choice: Choice
 
 
 class Fleet:
@@ -149,6 +157,52 @@ class Fleet:
         members = self._usable(job, queue)
         if len(members) < 2:
             return members[0] if members else None
+        choice = self._policy(*self._question(job, members, queue))
+        return self._members[choice.candidate.engine_id]
+
+    def rank(self, job: Job) -> Ranking | None:
+        """All that could take ``job``, which waits nowhere, and the choice among them; None if no
+        engine can. Pools are not for those that wait elsewhere.
+        """
+        queue = WaitingQueue()
+        members = [member for member in self._neighbours(job, queue) if member.fits(job)]
+        if not members:
+            return None
+        request, candidates = self._question(job, members, queue)
+        return Ranking(candidates, self._policy(request, candidates))
+
+    def count_routed(self, member: Member, job: Job) -> None:
+        """Somebody else sends ``job`` to ``member``: as ``count_send``."""
+        job.submitted_s = self._clock()
+        member.routed[job.request_id] = job
+        self.count_send(member, job)
+
+    def may_take(self, member: Member, job: Job, queue: WaitingQueue) -> bool:
+        """Whether ``member`` can serve ``job``, whatever is best for it."""
+        if not member.fits(job):
+            return False
+        if job.engine_id == member.engine_id or not self.pools.of_their_own:
+            return True
+        return bool(self._with_place(job, [member], self._neighbours(job, queue), queue))
+
+    def pool_of(self, job: Job) -> Pool:
+        """Whose replicas ``job`` is to use."""
+
+        def num_uncached_tokens() -> int:
+            matching = self._prefixes.match(job)
+            held = [
+                self._prefixes.expected(member.client.card, job, matching[member.engine_id]).longest
+                for member in self._members.values()
+                if member.engine_id in matching
+            ]
+            return len(job.prompt.token_ids) - max(held, default=0)
+
+        return self.pools.pool_of(job.service_class, num_uncached_tokens)
+
+    def _question(
+        self, job: Job, members: Sequence[Member], queue: WaitingQueue
+    ) -> tuple[RouteRequest, list[Candidate]]:
+        """What the policy is asked."""
         now_s = self._clock()
         matching = self._prefixes.match(job)
         candidates = [
@@ -174,29 +228,7 @@ class Fleet:
                 self._traffic.mean_uncached_tokens,
             ),
         )
-        return self._members[self._policy(request, candidates).candidate.engine_id]
-
-    def may_take(self, member: Member, job: Job, queue: WaitingQueue) -> bool:
-        """Whether ``member`` can serve ``job``, whatever is best for it."""
-        if not member.fits(job):
-            return False
-        if job.engine_id == member.engine_id or not self.pools.of_their_own:
-            return True
-        return bool(self._with_place(job, [member], self._neighbours(job, queue), queue))
-
-    def pool_of(self, job: Job) -> Pool:
-        """Whose replicas ``job`` is to use."""
-
-        def num_uncached_tokens() -> int:
-            matching = self._prefixes.match(job)
-            held = [
-                self._prefixes.expected(member.client.card, job, matching[member.engine_id]).longest
-                for member in self._members.values()
-                if member.engine_id in matching
-            ]
-            return len(job.prompt.token_ids) - max(held, default=0)
-
-        return self.pools.pool_of(job.service_class, num_uncached_tokens)
+        return request, candidates
 
     def _usable(self, job: Job, queue: WaitingQueue) -> Sequence[Member]:
         neighbours = self._neighbours(job, queue)
@@ -261,7 +293,7 @@ class Fleet:
         done = [
             send
             for send in member.unconfirmed.values()
-            if send.job.has_begun or send.job.request_id not in member.running
+            if send.job.has_begun or not member.has(send.job)
         ]
         for send in done:
             del member.unconfirmed[send.job.request_id]

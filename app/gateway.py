@@ -78,6 +78,11 @@ class Gateway:
         """Of the configured models, in their order."""
         return {route.name: self._dispatchers[route.name] for route in self.config.models}
 
+    def endpoint_of(self, model: str, engine_id: str) -> str | None:
+        """Where an engine of a configured model listens; None if it has just gone."""
+        address = self._memberships[model].address_of(engine_id)
+        return None if address is None else str(address.endpoint)
+
     def render_metrics(self) -> bytes:
         return self.metrics.render(self._dispatchers)
 

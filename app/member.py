@@ -37,6 +37,8 @@ class Member:
     num_running_samples: int = 0
     num_running_by_pool: dict[Pool, int] = field(default_factory=lambda: dict.fromkeys(Pool, 0))
     """The same samples."""
+    routed: dict[str, Job] = field(default_factory=dict)
+    """What others were told to send here, and probably still runs (``app.router``)."""
     unseen: dict[Job, int] = field(default_factory=dict)
     """Uncached prompt tokens of submitted requests that the last load view may not show."""
     unconfirmed: dict[str, Send] = field(default_factory=dict)
@@ -71,6 +73,15 @@ class Member:
             and job.num_request_tokens <= card.max_request_tokens
         )
 
+    @property
+    def num_in_flight(self) -> int:
+        """Samples that this gateway sent here, or had sent here."""
+        return self.num_running_samples + sum(job.num_samples for job in self.routed.values())
+
+    def has(self, job: Job) -> bool:
+        """Whether it was sent here and has not ended."""
+        return job.request_id in self.running or job.request_id in self.routed
+
     def begin(self, job: Job) -> None:
         """``job`` runs here from now on."""
         self.running[job.request_id] = job
@@ -100,7 +111,7 @@ class Member:
         self.unseen = {
             job: num_tokens
             for job, num_tokens in self.unseen.items()
-            if job.request_id in self.running
+            if self.has(job)
             and not job.has_begun
             and job.submitted_s is not None
             and job.submitted_s > shown_s

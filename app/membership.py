@@ -64,6 +64,11 @@ class Membership:
         for address in wanted - self._tasks.keys():
             self._tasks[address] = asyncio.create_task(self._stay_connected(address))
 
+    def address_of(self, engine_id: str) -> EngineAddress | None:
+        """None if discovery does not name it any more."""
+        addresses = (address for address in self._tasks if address.engine_id == engine_id)
+        return next(addresses, None)
+
     async def close(self) -> None:
         """Stop dialling; the dispatcher closes the connections."""
         tasks = list(self._tasks.values())

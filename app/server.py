@@ -1,5 +1,6 @@
 """The gateway's routes as one ASGI application."""
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import orjson
@@ -21,7 +22,8 @@ from app.metrics_routes import MetricsRoutes
 from app.middleware import RequestMiddleware
 from app.profile_route import ProfileRoute
 from app.record import record_of
-from app.requests.openapi import openapi_document
+from app.requests.openapi import openapi_document, router_document
+from app.route_route import RouteRoute
 from app.tokenize_routes import DetokenizeRoute, TokenizeRoute
 from app.version import package_version
 
@@ -31,28 +33,48 @@ def create_asgi_app(gateway: Gateway, metrics: FleetMetrics | None = None) -> St
 
     ``metrics``: of the fleet; without, the gateway knows of no other replica.
     """
-    simple = _SimpleRoutes(gateway)
-    metrics_routes = MetricsRoutes(metrics or FleetMetrics("", gateway.render_metrics, Alone()))
     debug = DebugRoutes(gateway)
     chat, text = ChatCompletions(gateway), Completions(gateway)
     tokenize, detokenize = TokenizeRoute(gateway), DetokenizeRoute(gateway)
+    routes = [
+        *_common_routes(gateway, metrics, openapi_document()),
+        Route("/debug/steps", debug.steps, methods=["GET"]),
+        Route("/debug/requests/{request_id}", debug.request, methods=["GET"]),
+        Route("/debug/profile", ProfileRoute(gateway), methods=["POST"]),
+        *_either("/chat/completions", chat, "POST"),
+        *_either("/completions", text, "POST"),
+        *_either("/tokenize", tokenize, "POST"),
+        *_either("/detokenize", detokenize, "POST"),
+    ]
+    return _app(gateway, routes)
+
+
+def create_router_app(gateway: Gateway, metrics: FleetMetrics | None = None) -> Starlette:
+    """As ``create_asgi_app``, for a process that only says where requests should go."""
+    routes = [
+        *_common_routes(gateway, metrics, router_document()),
+        *_either("/route", RouteRoute(gateway), "POST"),
+    ]
+    return _app(gateway, routes)
+
+
+def _common_routes(gateway: Gateway, metrics: FleetMetrics | None, document: bytes) -> list[Route]:
+    simple = _SimpleRoutes(gateway, document)
+    metrics_routes = MetricsRoutes(metrics or FleetMetrics("", gateway.render_metrics, Alone()))
+    return [
+        Route("/health", simple.health, methods=["GET"]),
+        Route("/version", simple.version, methods=["GET"]),
+        Route("/metrics", metrics_routes.page, methods=["GET"]),
+        Route("/metrics/targets", metrics_routes.targets, methods=["GET"]),
+        Route("/openapi.json", simple.openapi, methods=["GET"]),
+        *_either("/models", simple.models, "GET"),
+        *_either("/models/{name:path}", simple.model, "GET"),
+    ]
+
+
+def _app(gateway: Gateway, routes: Sequence[Route]) -> Starlette:
     app = Starlette(
-        routes=[
-            Route("/health", simple.health, methods=["GET"]),
-            Route("/version", simple.version, methods=["GET"]),
-            Route("/metrics", metrics_routes.page, methods=["GET"]),
-            Route("/metrics/targets", metrics_routes.targets, methods=["GET"]),
-            Route("/debug/steps", debug.steps, methods=["GET"]),
-            Route("/debug/requests/{request_id}", debug.request, methods=["GET"]),
-            Route("/debug/profile", ProfileRoute(gateway), methods=["POST"]),
-            Route("/openapi.json", simple.openapi, methods=["GET"]),
-            *_either("/models", simple.models, "GET"),
-            *_either("/models/{name:path}", simple.model, "GET"),
-            *_either("/chat/completions", chat, "POST"),
-            *_either("/completions", text, "POST"),
-            *_either("/tokenize", tokenize, "POST"),
-            *_either("/detokenize", detokenize, "POST"),
-        ],
+        routes=routes,
         middleware=[Middleware(RequestMiddleware, gateway=gateway)],
         exception_handlers={HTTPException: _raise_api_error},
     )
@@ -69,8 +91,9 @@ def _either(path: str, endpoint: Any, method: str) -> list[Route]:
 class _SimpleRoutes:
     """The routes that answer at once."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, document: bytes) -> None:
         self._gateway = gateway
+        self._document = document
 
     async def health(self, request: Request) -> Response:
         record_of(request.scope).route = "/health"
@@ -82,7 +105,7 @@ class _SimpleRoutes:
 
     async def openapi(self, request: Request) -> Response:
         record_of(request.scope).route = "/openapi.json"
-        return Response(openapi_document(), media_type="application/json")
+        return Response(self._document, media_type="application/json")
 
     async def models(self, request: Request) -> Response:
         record_of(request.scope).route = "/v1/models"

@@ -25,7 +25,7 @@ HEALTH_CHECK_TIMEOUT_S = 10.0
 
 
 def build_gateway(args: GatewayArgs) -> Application:
-    """The HTTP edge. Its models and limits are the deployment's `user_config`."""
+    """The HTTP edge, or a router that stands alone; its `user_config` says for which models."""
     deployment = serve.deployment(
         name=GATEWAY_DEPLOYMENT,
         num_replicas=args.num_replicas,
@@ -37,7 +37,7 @@ def build_gateway(args: GatewayArgs) -> Application:
         max_constructor_retry_count=MAX_CONSTRUCTOR_RETRIES,
         ray_actor_options={"num_cpus": args.num_cpus, "resources": dict(args.resources)},
     )(GatewayReplica)
-    return deployment.bind()
+    return deployment.bind(args.router)
 
 
 def build_model(args: ModelArgs) -> Application:

@@ -6,7 +6,7 @@ application. What may change while it runs stands under the application's `deplo
 has it: `num_replicas`, and the gateway's `user_config`, which is the section of `app.config`.
 """
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -23,6 +23,9 @@ class GatewayArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    router: Literal["embedded", "standalone"] = "embedded"
+    """`standalone`: no requests are served here; `POST /v1/route` says which engine one should go
+    to, for ingresses that send it there themselves."""
     num_replicas: int = Field(default=1, ge=1)
     """Gateway processes; the proxy spreads connections over them."""
     num_cpus: float = Field(default=0.0, ge=0)

@@ -9,7 +9,7 @@ Each gateway serves its own metrics on a port of its own, too, and tells the oth
 import asyncio
 import gc
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray import serve
@@ -20,7 +20,7 @@ from app.config import GatewayConfig
 from app.fleet_metrics import FleetMetrics, ScrapeTarget
 from app.gateway import Gateway
 from app.membership import EngineAddress
-from app.server import create_asgi_app
+from app.server import create_asgi_app, create_router_app
 from deployments.advertisement import Advertisement
 from deployments.discovery import follow_engines, follow_gateways
 from deployments.edge import DropServesRequestId, RefuseUnwatched
@@ -37,7 +37,10 @@ logger = logging.getLogger("ray.serve")
 class GatewayReplica:
     """Bound by `deployments.build` with its options."""
 
-    async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, router: Literal["embedded", "standalone"]
+    ) -> None:
+        self._create_app = create_router_app if router == "standalone" else create_asgi_app
         bind_replica_to_loopback()
         self._loop = asyncio.get_running_loop()
         self._node_id: str = ray.get_runtime_context().get_node_id()
@@ -55,7 +58,7 @@ class GatewayReplica:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the app once, after the constructor."""
         metrics = FleetMetrics(self._target.replica, self._gateway.render_metrics, self._scraper)
-        app = create_asgi_app(self._gateway, metrics)
+        app = self._create_app(self._gateway, metrics)
         app.add_middleware(DropServesRequestId)
         app.add_middleware(RefuseUnwatched)
         # What is imported by now stays: looking through it at every collection stops all streams

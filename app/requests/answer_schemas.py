@@ -130,6 +130,22 @@ class Detokenized(_Answer):
     prompt: str
 
 
+class RouteOption(_Answer):
+    engine_id: str
+    address: str | None
+    predicted_cached_tokens: int
+    predicted_ttft_ms: float
+
+
+class Route(RouteOption):
+    id: str
+    object: Literal["route"]
+    model: str
+    prompt_tokens: int
+    source: Literal["local", "host", "disk", "peer"]
+    alternatives: list[RouteOption]
+
+
 class Model(_Answer):
     id: str
     object: Literal["model"]

@@ -4,6 +4,7 @@ Request schemas are those that requests are validated by, so that the document c
 something else. ``/v1`` paths stand for the bare ones, too.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -20,18 +21,20 @@ from app.version import package_version
 
 Json = dict[str, Any]
 
-_REQUESTS: tuple[type[BaseModel], ...] = (
+_GATEWAY_REQUESTS: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
     ProfileRequest,
 )
-_ANSWERS: tuple[type[BaseModel], ...] = (
+_GATEWAY_ANSWERS: tuple[type[BaseModel], ...] = (
     answers.ChatCompletion,
     answers.Completion,
     answers.Tokenized,
     answers.Detokenized,
+)
+_COMMON_ANSWERS: tuple[type[BaseModel], ...] = (
     answers.Model,
     answers.ModelList,
     answers.Version,
@@ -55,26 +58,39 @@ _ADMIN_ERRORS = {
     "403": "The API key is known, but it is no admin's.",
     "409": "The engine is recording for somebody else.",
 }
+_NAME: Json = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 _EVERYWHERE = ("401", "405", "431", "500")
 
 
 @cache
 def openapi_document() -> bytes:
     """As JSON; the same for the life of the process."""
+    models = (*_GATEWAY_REQUESTS, *_GATEWAY_ANSWERS, *_COMMON_ANSWERS)
+    return _document("Headwater", _common_paths() | _gateway_paths(), models)
+
+
+@cache
+def router_document() -> bytes:
+    """The same of a router that stands alone."""
+    models = (ChatRequest, CompletionRequest, answers.Route, *_COMMON_ANSWERS)
+    return _document("Headwater router", _common_paths() | _router_paths(), models)
+
+
+def _document(title: str, paths: Json, models: Sequence[type[BaseModel]]) -> bytes:
     errors = _ERRORS | _ADMIN_ERRORS
     document = {
         "openapi": "3.1.0",
         "info": {
-            "title": "Headwater",
+            "title": title,
             "version": package_version(),
             "description": "Fields beyond those listed are ignored; null is the same as absent. "
             "Integers are written as such: 1, not 1.0. "
             "Paths under `/v1` are also served without it.",
         },
         "security": [{"bearer": []}, {}],
-        "paths": _paths(),
+        "paths": paths,
         "components": {
-            "schemas": _schemas(),
+            "schemas": _schemas(models),
             "responses": {status: _error(text) for status, text in errors.items()},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
@@ -82,8 +98,15 @@ def openapi_document() -> bytes:
     return orjson.dumps(document)
 
 
-def _paths() -> Json:
-    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+def _router_paths() -> Json:
+    bodies = (_json(ChatRequest), _json(CompletionRequest))
+    schema = {"anyOf": [body["application/json"]["schema"] for body in bodies]}
+    operation = _post("The engine that a request should go to", ChatRequest, _json(answers.Route))
+    operation["requestBody"]["content"]["application/json"]["schema"] = schema
+    return {"/v1/route": {"post": operation}}
+
+
+def _common_paths() -> Json:
     return {
         "/health": {"get": _get("Whether this gateway answers", {}) | {"security": []}},
         "/version": {"get": _get("The server's version", _json(answers.Version))},
@@ -95,6 +118,17 @@ def _paths() -> Json:
                 "Scrape ports, for Prometheus's HTTP service discovery", _plain_json("array"), "403"
             )
         },
+        "/openapi.json": {"get": _get("This document", _json(answers.OpenApiDocument))},
+        "/v1/models": {"get": _get("The models served here", _json(answers.ModelList))},
+        "/v1/models/{name}": {
+            "parameters": [_NAME],
+            "get": _get("One model, by its name or an alias", _json(answers.Model), "404"),
+        },
+    }
+
+
+def _gateway_paths() -> Json:
+    return {
         "/debug/steps": {
             "parameters": [_parameter(name) for name in ("model", "engine", "last", "format")],
             "get": _get(
@@ -102,7 +136,7 @@ def _paths() -> Json:
             ),
         },
         "/debug/requests/{request_id}": {
-            "parameters": [{**name, "name": "request_id"}, _parameter("format")],
+            "parameters": [{**_NAME, "name": "request_id"}, _parameter("format")],
             "get": _get(
                 "What happened to a request, and when",
                 _plain_json("object") | _lines(),
@@ -116,12 +150,6 @@ def _paths() -> Json:
                 _plain_json("object"),
                 *("403", "409"),
             )
-        },
-        "/openapi.json": {"get": _get("This document", _json(answers.OpenApiDocument))},
-        "/v1/models": {"get": _get("The models served here", _json(answers.ModelList))},
-        "/v1/models/{name}": {
-            "parameters": [name],
-            "get": _get("One model, by its name or an alias", _json(answers.Model), "404"),
         },
         "/v1/chat/completions": {
             "post": _post(
@@ -191,9 +219,9 @@ def _error(description: str) -> Json:
     return {"description": description, "content": _json(answers.Error)}
 
 
-def _schemas() -> Json:
+def _schemas(models: Sequence[type[BaseModel]]) -> Json:
     _, schemas = models_json_schema(
-        [(model, "validation") for model in (*_REQUESTS, *_ANSWERS)],
+        [(model, "validation") for model in models],
         ref_template="#/components/schemas/{model}",
     )
     definitions: Json = schemas["$defs"]
