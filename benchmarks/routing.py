@@ -27,10 +27,11 @@ from benchmarks.routing_cases import (
     shared_prompt_cases,
 )
 from benchmarks.routing_ray import compare
-from benchmarks.routing_scenarios import agentic_spec, join, lose, shared_prompt
+from benchmarks.routing_scenarios import agentic_spec, coarsened, join, lose, shared_prompt
 from benchmarks.routing_workload import CHAT
 from benchmarks.statistics import paired_ratio
 from deployments.environment import traces_folder
+from engine.messages import KEY_STRIDE
 from simulator.outcome import Outcome
 from simulator.policies.registry import POLICIES, create_policy
 from simulator.routing_bound import bound
@@ -160,10 +161,9 @@ def measure_shared_prompt(num_requests: int) -> list[CaseResult]:
     return cases
 
 
-def measure_agentic(folder: Path, num_sessions: int | None = None) -> list[CaseResult]:
-    workload = read_agentic_coding(
-        folder, sessions_per_s=AGENTIC_SESSIONS_PER_S, num_sessions=num_sessions
-    )
+def measure_agentic(folder: Path) -> list[CaseResult]:
+    recorded = read_agentic_coding(folder, sessions_per_s=AGENTIC_SESSIONS_PER_S)
+    workload = coarsened(recorded, KEY_STRIDE)
     spec = agentic_spec(workload, AGENTIC_REPLICAS)
     ceiling = hit_ceiling(workload)
     outcomes = replay_all("agentic", spec, workload, CHANGING)

@@ -6,7 +6,7 @@ whose contexts outgrow the accelerator. Must not know which policies there are.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.routing.candidate import ReplicaRates
 from benchmarks.routing_workload import SHARED_PROMPT
@@ -93,6 +93,18 @@ def lose(spec: RoutingSpec, policy: RegisteredPolicy, workload: Workload, when_s
     counts = _counts(watched)
     return Lost(
         max(counts.values()) * (spec.num_replicas - 1) / counts.total(), _mean_ttft_s(watched)
+    )
+
+
+def coarsened(workload: Workload, stride: int) -> Workload:
+    """Every ``stride``-th key only, as the production index keeps them: keys are chained."""
+    return replace(
+        workload,
+        block_size_tokens=workload.block_size_tokens * stride,
+        requests=tuple(
+            replace(request, block_keys=request.block_keys[stride - 1 :: stride])
+            for request in workload.requests
+        ),
     )
 
 

@@ -48,16 +48,16 @@ class Conversations:
         utilisation: float,
         seed: int,
     ) -> Workload:
-        """At the rate at which replicas that compute so much together are busy for that share of
-        the time, if they compute only what is nowhere cached.
+        """So dense that replicas that compute so much together are busy for that share of the time,
+        if they compute only what is nowhere cached.
         """
         if not 0 < utilisation < 1:
             raise ValueError(f"utilisation must lie between 0 and 1, got {utilisation}")
-        sample = self.workload(name, num_requests, 1.0, seed)
-        num_tokens = sum(request.num_prompt_tokens for request in sample.requests)
-        num_computed = num_tokens * (1 - hit_ceiling(sample)) / num_requests
-        rate = utilisation * prefill_tokens_per_s / num_computed
-        return self.workload(name, num_requests, rate, seed)
+        rate = utilisation * prefill_tokens_per_s / self.first_tokens
+        draft = self.workload(name, num_requests, rate, seed)
+        num_tokens = sum(request.num_prompt_tokens for request in draft.requests)
+        computed_s = num_tokens * (1 - hit_ceiling(draft)) / prefill_tokens_per_s
+        return draft.accelerated(utilisation * draft.duration_s / computed_s)
 
     def _conversation(
         self, draw: random.Random, number: int, begin_s: float

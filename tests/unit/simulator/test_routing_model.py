@@ -67,7 +67,7 @@ def replay(
     return {r.request_id: r for r in outcome.requests}
 
 
-def ttfts(outcomes: dict[str, RequestOutcome]) -> dict[str, float]:
+def ttfts(outcomes: dict[str, RequestOutcome]) -> dict[str, object]:
     return {name: pytest.approx(outcome.ttft_s) for name, outcome in outcomes.items()}
 
 
