@@ -144,24 +144,14 @@ def _kind(args: argparse.Namespace) -> "ReplicaKind":
 
 
 def _workload(args: argparse.Namespace) -> "Workload":
+    from simulator.commands.trace_argument import read_trace
     from simulator.errors import TraceError
-    from simulator.traces import read_agentic_coding, read_azure, read_mooncake
 
-    path: Path = args.trace
     if args.requests is not None and args.requests < 1:
         raise TraceError(f"--requests is {args.requests}: at least one is replayed")
     if not args.spread_s >= 0:
         raise TraceError(f"--spread-s is {args.spread_s}: take 0 s or more")
-    if path.is_dir():
-        workload = read_agentic_coding(path, sessions_per_s=args.sessions_per_s)
-    elif path.suffix == ".jsonl":
-        workload = read_mooncake(path)
-    elif path.suffix == ".csv":
-        workload = read_azure(path)
-    elif path.exists():
-        raise TraceError(f"{path} is neither a .jsonl nor a .csv nor a folder: see --help")
-    else:
-        raise TraceError(f"{path} cannot be read: No such file or directory")
+    workload = read_trace(args.trace, sessions_per_s=args.sessions_per_s)
     if args.requests is not None:
         workload = workload.first(args.requests)
     if args.speed != 1.0:

@@ -1,0 +1,68 @@
+"""What can't be tuned is said in a line, and nothing is written."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from simulator.commands import tune
+from simulator.commands.tune import BAD_INPUT
+
+FILE = """
+applications:
+  - name: tiny
+    import_path: deployments.build:build_model
+    args: {name: tiny, source: x, engine: {kv_cache_bytes: 4000000000}}
+"""
+GPU = ["--gpu", "h100-llama2-70b-tp8"]
+SMALL = ["--requests", "5", "--batch", "4", "--step-tokens", "512"]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "serve.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def run(base: Path, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    tune.add_arguments(parser)
+    out = [] if "--out" in arguments else ["--out", str(base.with_name("out.yaml"))]
+    return tune.run(parser.parse_args([str(base), *out, *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([*GPU, "--slo", "ttft=3"], "ttft_p95_ms=700"),
+        (["--gpu", "b300", "--slo", "ttft_p95_ms=9"], "choose one of h100-llama2-70b-tp8"),
+        (["--profile", "/absent.json", "--slo", "ttft_p95_ms=9"], "headwater profile MODEL"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--margin", "1"], "--margin is 1.0"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--batch", "0"], "counts of 1 and more"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--requests", "0"], "are 1 or more"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--model", "b"], "no model 'b'"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--trace", "/absent.csv"], "/absent.csv cannot be read"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--out", "/absent/x.yaml"], "no folder /absent"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", *SMALL], "ttft_p95_ms is"),
+        ([*GPU, "--slo", "tpot_p99_ms=9", *SMALL], "over 8.1"),
+    ],
+)
+def test_bad_input_is_said_in_a_line(
+    base: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    assert run(base, *arguments) == BAD_INPUT
+    assert complaint in capsys.readouterr().err
+    assert not base.with_name("out.yaml").exists()
+
+
+def test_a_profile_of_another_model_is_refused(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.unit.simulator.test_replica_kind import PROFILE
+
+    path = base.with_name("profile.json")
+    PROFILE.write(path)
+    base.write_text(FILE.replace("name: tiny,", "name: other,"))
+    assert run(base, "--profile", str(path), "--slo", "ttft_p95_ms=9") == BAD_INPUT
+    assert "is of tiny, and" in capsys.readouterr().err
