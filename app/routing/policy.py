@@ -1,48 +1,55 @@
-"""Which engine a request should go to: pure functions of what the gateway knows. No I/O, no clock,
-no state.
+"""Which engine a request should go to, and where the beginning of its prompt comes from: pure
+functions of what the gateway knows. No I/O, no clock, no state.
 
-``choose`` takes the cheapest engine. The cost is the estimated time to the first token there: the
-prefill work before and of this request, which a cached prefix shortens, and the wait for a place if
-all are taken; and what the request takes from others: a step for each sequence that shares the
-steps, and the KV that has to be freed for it.
+``choose`` takes the cheapest engine. The cost is in seconds: the estimated time to the first token
+there, from the cheapest source, and what the request takes from others. Each engine is judged by
+itself: a prefix is replicated as soon as the queue at its holders costs more than the transfer.
 """
 
+import math
+import zlib
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from types import MappingProxyType
 from typing import Literal
 
 from app.routing.candidate import Candidate, Choice, Policy, RouteRequest
-from engine.messages import LoadView
+from app.routing.cost import (
+    UNKNOWN_PREFILL_TOKENS_PER_S,
+    num_sharing,
+    others_loss_s,
+    time_to_first_token_s,
+    token_s,
+)
+from app.routing.prefill import Holder, Prefill, cheapest_prefill, longest_holder
+from app.routing.unseen import unseen_requests
 from engine.seeds import mix64
 
-UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
-"""Until an engine has measured its own, or others have: it only weighs prefill against steps."""
-
-MEAN_ANSWER_S = 10.0
-"""How long an answer keeps its place, until the engine has measured it: 400 tokens at 25 ms."""
-
-TIE_RATIO = 0.05
 TIE_S = 0.001
-"""Costs this close are equal: estimates are no better, and a tie spreads the load."""
+"""Costs this close are equal, and a tie spreads the load."""
+
+STAY_RATIO = 0.05
+"""So much cheaper another engine has to be for a request that waits to leave its own."""
 
 
 def choose(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
     """The cheapest candidate. Among equals the current one stays, else the fewest in flight, else
-    by ``rotation``.
+    by ``rotation``; what nobody holds goes where its ``affinity`` says, so that gateways agree.
 
     Precondition: ``candidates`` is not empty.
     """
-    usual = usual_tokens_per_s(candidates)
-    costs = [cost_s(request.num_prompt_tokens, candidate, usual) for candidate in candidates]
-    limit = min(costs) * (1 + TIE_RATIO) + TIE_S
-    tied = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= limit]
-    for candidate in tied:
-        if candidate.engine_id == request.current:
-            return Choice(candidate)
-    fewest = min(candidate.num_in_flight for candidate in tied)
-    equal = [candidate for candidate in tied if candidate.num_in_flight == fewest]
-    return Choice(equal[request.rotation % len(equal)])
+    usual_rate = usual_tokens_per_s(candidates)
+    holder = longest_holder(candidates, request.rotation)
+    unseen = unseen_requests(request.gateways, candidates)
+    prefills: list[Prefill] = []
+    costs: list[float] = []
+    for candidate, num_unseen in zip(candidates, unseen, strict=True):
+        each_s = token_s(candidate, usual_rate)
+        prefill = cheapest_prefill(request.num_prompt_tokens, candidate, each_s, holder)
+        prefills.append(prefill)
+        costs.append(_cost_s(request, candidate, each_s, prefill, num_unseen))
+    index = _cheapest(request, candidates, costs, holder)
+    return Choice(candidates[index], prefills[index].source)
 
 
 def power_of_two(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
@@ -55,7 +62,7 @@ def power_of_two(request: RouteRequest, candidates: Sequence[Candidate]) -> Choi
     first = draw % len(candidates)
     # One of the others: drawn from the places after the first, around the end.
     second = (first + 1 + (draw >> 32) % max(1, len(candidates) - 1)) % len(candidates)
-    return Choice(min(candidates[first], candidates[second], key=_num_sharing))
+    return Choice(min(candidates[first], candidates[second], key=num_sharing))
 
 
 PolicyName = Literal["least_ttft", "power_of_two"]
@@ -65,34 +72,18 @@ POLICIES: Mapping[PolicyName, Policy] = MappingProxyType(
 )
 
 
-def usual_tokens_per_s(candidates: Sequence[Candidate]) -> float:
-    """The mean of those that have measured their prefill."""
-    rates = [c.load.prefill_tokens_per_s for c in candidates if c.load.prefill_tokens_per_s > 0]
-    return fmean(rates) if rates else UNKNOWN_PREFILL_TOKENS_PER_S
-
-
 def cost_s(
-    num_prompt_tokens: int,
+    request: RouteRequest,
     candidate: Candidate,
     usual_rate: float = UNKNOWN_PREFILL_TOKENS_PER_S,
+    num_unseen: float = 0.0,
 ) -> float:
-    """What the request costs there: the time to its first token, and what it takes from others.
-
-    ``usual_rate``: prefill tokens/s of an engine that has not measured its own yet. A slow guess
-    would keep requests away from it for ever, and so it would never be measured.
+    """What ``request`` costs there without a peer's help, with ``num_unseen`` requests of other
+    gateways before it, and as many behind it.
     """
-    load = candidate.load
-    rate = load.prefill_tokens_per_s or usual_rate
-    num_free_tokens = load.num_free_blocks * candidate.block_size_tokens
-    is_measured = load.num_blocks > 0
-    # KV that has to be freed first was somebody's work; it is about as much to be done again.
-    num_uncached = _num_uncached(num_prompt_tokens, candidate)
-    num_missing = max(0, num_uncached - num_free_tokens) if is_measured else 0
-    return (
-        ttft_s(num_prompt_tokens, candidate, usual_rate)
-        + num_missing / rate
-        + _num_sharing(candidate) * load.step_time_s
-    )
+    each_s = token_s(candidate, usual_rate)
+    prefill = cheapest_prefill(request.num_prompt_tokens, candidate, each_s)
+    return _cost_s(request, candidate, each_s, prefill, num_unseen)
 
 
 def ttft_s(
@@ -100,45 +91,56 @@ def ttft_s(
     candidate: Candidate,
     usual_rate: float = UNKNOWN_PREFILL_TOKENS_PER_S,
 ) -> float:
-    """Estimated seconds from submitting the request there to its first token."""
-    load = candidate.load
-    rate = load.prefill_tokens_per_s or usual_rate
-    # Of prompts that wait, in the engine or before it, nobody has looked what is cached.
-    num_unlooked = min(load.num_waiting_tokens, load.pending_prefill_tokens)
-    num_looked = load.pending_prefill_tokens - num_unlooked + candidate.num_unseen_tokens
-    num_waiting = (num_unlooked + candidate.num_queued_tokens) * _uncached_share(load)
-    num_tokens = num_looked + num_waiting + _num_uncached(num_prompt_tokens, candidate)
-    num_sharing = _num_sharing(candidate)
-    # It comes amid a step, if there is one, and no step is shorter for having few tokens.
-    rest_of_step_s = load.step_time_s / 2 if num_sharing else 0.0
-    return (
-        rest_of_step_s
-        + max(load.step_time_s, num_tokens / rate)
-        + _place_wait_s(num_sharing, candidate.max_num_seqs, load.mean_answer_s or MEAN_ANSWER_S)
+    """Estimated seconds from submitting the request there to its first token, from what the
+    replica and its node hold.
+    """
+    each_s = token_s(candidate, usual_rate)
+    prefill = cheapest_prefill(num_prompt_tokens, candidate, each_s)
+    return time_to_first_token_s(candidate, each_s, prefill)
+
+
+def usual_tokens_per_s(candidates: Sequence[Candidate]) -> float:
+    """The mean of those that have measured their prefill."""
+    rates = [c.load.prefill_tokens_per_s for c in candidates if c.load.prefill_tokens_per_s > 0]
+    return fmean(rates) if rates else UNKNOWN_PREFILL_TOKENS_PER_S
+
+
+def _cost_s(
+    request: RouteRequest,
+    candidate: Candidate,
+    token_s: float,
+    prefill: Prefill,
+    num_unseen: float,
+) -> float:
+    cost = time_to_first_token_s(candidate, token_s, prefill) + others_loss_s(
+        request.num_prompt_tokens, candidate, token_s, prefill
     )
+    if num_unseen > 0:
+        before_s = request.gateways.uncached_tokens * token_s
+        cost += num_unseen * (before_s + prefill.transfer_s + prefill.compute_s)
+    # No number is a cost without bound: the comparison is false for NaN, too.
+    return min(math.inf, cost)
 
 
-def _num_uncached(num_prompt_tokens: int, candidate: Candidate) -> int:
-    # The last prompt token is always computed, or there would be nothing to sample from.
-    return max(1, num_prompt_tokens - candidate.num_cached_tokens)
-
-
-def _uncached_share(load: LoadView) -> float:
-    """Of the prompts that the engine has admitted so far."""
-    if load.num_prompt_tokens <= 0:
-        return 1.0
-    return max(0.0, 1 - load.num_cached_prompt_tokens / load.num_prompt_tokens)
-
-
-def _num_sharing(candidate: Candidate) -> int:
-    """Samples that are there or on their way."""
-    load = candidate.load
-    # A view may be older than the submits before it: there are at least this gateway's own.
-    return max(load.num_running + load.num_waiting + candidate.num_unseen, candidate.num_in_flight)
-
-
-def _place_wait_s(num_before: int, max_num_seqs: int, mean_answer_s: float) -> float:
-    """Little's law: of full places one becomes free every ``mean_answer_s / max_num_seqs``."""
-    if max_num_seqs == 0:
-        return 0.0
-    return max(0, num_before + 1 - max_num_seqs) * mean_answer_s / max_num_seqs
+def _cheapest(
+    request: RouteRequest,
+    candidates: Sequence[Candidate],
+    costs: Sequence[float],
+    holder: Holder | None,
+) -> int:
+    least = min(costs)
+    stay_limit = least * (1 + STAY_RATIO) + TIE_S
+    for index, candidate in enumerate(candidates):
+        if candidate.engine_id == request.current and costs[index] <= stay_limit:
+            return index
+    tied = [index for index, cost in enumerate(costs) if cost <= least + TIE_S]
+    affinity = request.affinity
+    if holder is None and affinity is not None:
+        # Rendezvous hashing: one place for all gateways, and for most prefixes also when the fleet
+        # changes.
+        ids = [candidates[index].engine_id for index in tied]
+        draws = [mix64(affinity ^ zlib.crc32(engine_id.encode())) for engine_id in ids]
+        return tied[draws.index(max(draws))]
+    fewest = min(candidates[index].num_in_flight for index in tied)
+    equal = [index for index in tied if candidates[index].num_in_flight == fewest]
+    return equal[request.rotation % len(equal)]

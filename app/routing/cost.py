@@ -1,0 +1,94 @@
+"""What a request costs on one replica, in seconds: until its first token, and of what others lose.
+Pure functions. Must not compare replicas.
+
+    time to the first token = rest of a step + queue + prefill (transfer, too) + wait for a place
+    others' loss = KV displaced from memory + steps and stalls of those that run beside it
+"""
+
+from app.routing.candidate import Candidate
+from app.routing.prefill import Prefill
+from engine.messages import LoadView
+
+UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
+"""Until an engine has measured its own, or others have: it only weighs prefill against steps."""
+
+MEAN_ANSWER_S = 10.0
+"""How long an answer keeps its place, until the engine has measured it: 400 tokens at 25 ms."""
+
+STALL_WEIGHT = 0.05
+"""Of a second by which a running answer ends later, beside one of waiting for a first token: as
+their usual targets stand to each other, 0.7 s and 400 tokens at 40 ms.
+"""
+
+COLDEST_SHARE = 0.2
+"""Of the chance that a cached token is found again: that of those which are evicted next. Nobody
+needed them for as long as it takes the cache to turn over.
+"""
+
+
+def token_s(candidate: Candidate, usual_rate: float = UNKNOWN_PREFILL_TOKENS_PER_S) -> float:
+    """Of each prompt token that is computed there.
+
+    ``usual_rate``: prefill tokens/s of an engine that has not measured its own yet. A slow guess
+    would keep requests away from it for ever, and so it would never be measured.
+    """
+    fitted_s = candidate.rates.prefill_token_s
+    return fitted_s if fitted_s > 0 else 1.0 / (candidate.load.prefill_tokens_per_s or usual_rate)
+
+
+def time_to_first_token_s(candidate: Candidate, token_s: float, prefill: Prefill) -> float:
+    load = candidate.load
+    # Of prompts that wait, in the engine or before it, nobody has looked what is cached.
+    num_unlooked = min(load.num_waiting_tokens, load.pending_prefill_tokens)
+    num_looked: float = load.pending_prefill_tokens - num_unlooked + candidate.num_unseen_tokens
+    num_unlooked += candidate.num_queued_tokens
+    if num_unlooked:
+        num_looked += num_unlooked * _uncached_share(load)
+    num_before = num_sharing(candidate)
+    # It comes amid a step, if there is one, and no step is shorter for having few tokens.
+    rest_of_step_s = load.step_time_s / 2 if num_before else 0.0
+    work_s = num_looked * token_s + prefill.transfer_s + prefill.compute_s
+    return (
+        rest_of_step_s
+        + max(load.step_time_s, work_s)
+        + _place_wait_s(num_before, candidate.max_num_seqs, load.mean_answer_s or MEAN_ANSWER_S)
+    )
+
+
+def others_loss_s(
+    num_prompt_tokens: int, candidate: Candidate, token_s: float, prefill: Prefill
+) -> float:
+    """What the request takes from those that are there, and from those that come later."""
+    load = candidate.load
+    steps_s = num_sharing(candidate) * load.step_time_s
+    stalls_s = STALL_WEIGHT * load.num_running * prefill.compute_s if load.step_time_s else 0.0
+    if load.num_blocks <= 0:  # not measured
+        return steps_s + stalls_s
+    num_new = max(1, num_prompt_tokens - candidate.num_cached_tokens)
+    # KV that has to be freed first was somebody's work; it is about as much to be done again.
+    num_freed = max(0, num_new - load.num_free_blocks * candidate.block_size_tokens)
+    # Of prefixes that are only kept, somebody may come back for some.
+    num_evicted = max(0, num_new - num_freed - load.num_empty_blocks * candidate.block_size_tokens)
+    chance = COLDEST_SHARE * (1.0 - _uncached_share(load))
+    return steps_s + stalls_s + (num_freed + chance * num_evicted) * token_s
+
+
+def num_sharing(candidate: Candidate) -> int:
+    """Samples that are there or on their way."""
+    load = candidate.load
+    # A view may be older than the submits before it: there are at least this gateway's own.
+    return max(load.num_running + load.num_waiting + candidate.num_unseen, candidate.num_in_flight)
+
+
+def _uncached_share(load: LoadView) -> float:
+    """Of the prompts that the engine has admitted so far."""
+    if load.num_prompt_tokens <= 0:
+        return 1.0
+    return max(0.0, 1 - load.num_cached_prompt_tokens / load.num_prompt_tokens)
+
+
+def _place_wait_s(num_before: int, max_num_seqs: int, mean_answer_s: float) -> float:
+    """Little's law: of full places one becomes free every ``mean_answer_s / max_num_seqs``."""
+    if max_num_seqs == 0:
+        return 0.0
+    return max(0, num_before + 1 - max_num_seqs) * mean_answer_s / max_num_seqs

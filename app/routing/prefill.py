@@ -1,0 +1,85 @@
+"""Where a prompt's KV comes from on one replica, and how long that takes. Pure functions."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from app.routing.candidate import LOCAL, Candidate, Source, SourceKind
+
+_HOST = Source(SourceKind.HOST)
+_DISK = Source(SourceKind.DISK)
+
+
+class Prefill(NamedTuple):
+    """A prefix is transferred from the source, what is missing then is computed."""
+
+    source: Source
+    transfer_s: float
+    compute_s: float
+
+    @property
+    def time_s(self) -> float:
+        return self.transfer_s + self.compute_s
+
+
+class Holder(NamedTuple):
+    """Who can lend its prefix to the others."""
+
+    source: Source
+    num_tokens: float
+    """As expected, with the chance that they are gone."""
+
+
+def longest_holder(candidates: Sequence[Candidate], rotation: int) -> Holder | None:
+    """Who has most of the prompt; one of equals by ``rotation``. None if nobody has anything."""
+    held = [c.held.longest * c.hit_probability for c in candidates]
+    most = max(held)
+    if most <= 0:
+        return None
+    equal = [c for c, num_tokens in zip(candidates, held, strict=True) if num_tokens == most]
+    peer = equal[rotation % len(equal)]
+    return Holder(Source(SourceKind.PEER, peer.engine_id), most)
+
+
+def cheapest_prefill(
+    num_prompt_tokens: int, candidate: Candidate, token_s: float, holder: Holder | None = None
+) -> Prefill:
+    """Of all sources that the replica can load from, ``holder`` among them; of equal ones the
+    nearest. ``token_s``: of each token that it computes.
+    """
+    rates, held, chance = candidate.rates, candidate.held, candidate.hit_probability
+    near = min(chance * held.accelerator_tokens, num_prompt_tokens)
+    best = Prefill(LOCAL, 0.0, _compute_s(num_prompt_tokens, near, candidate, token_s))
+    transfer_s, loaded = 0.0, near
+    if rates.host_tokens_per_s > 0:
+        reached = min(chance * held.host_tokens, num_prompt_tokens)
+        if reached > loaded:
+            transfer_s, loaded = (reached - loaded) / rates.host_tokens_per_s, reached
+            compute_s = _compute_s(num_prompt_tokens, loaded, candidate, token_s)
+            best = _faster(best, Prefill(_HOST, transfer_s, compute_s))
+    if rates.disk_tokens_per_s > 0:
+        reached = min(chance * held.disk_tokens, num_prompt_tokens)
+        if reached > loaded:
+            transfer_s += (reached - loaded) / rates.disk_tokens_per_s
+            compute_s = _compute_s(num_prompt_tokens, reached, candidate, token_s)
+            best = _faster(best, Prefill(_DISK, transfer_s, compute_s))
+    if holder is not None and rates.peer_tokens_per_s > 0:
+        reached = min(holder.num_tokens, num_prompt_tokens)
+        if reached > near and holder.source.peer_id != candidate.engine_id:
+            transfer_s = (reached - near) / rates.peer_tokens_per_s
+            compute_s = _compute_s(num_prompt_tokens, reached, candidate, token_s)
+            best = _faster(best, Prefill(holder.source, transfer_s, compute_s))
+    return best
+
+
+def _compute_s(
+    num_prompt_tokens: int, num_present: float, candidate: Candidate, token_s: float
+) -> float:
+    # The last prompt token is always computed, or there would be nothing to sample from.
+    num_missing = max(1.0, num_prompt_tokens - num_present)
+    rates = candidate.rates
+    depth = num_prompt_tokens - 0.5 * num_missing
+    return rates.prefill_base_s + num_missing * (token_s + rates.prefill_attended_s * depth)
+
+
+def _faster(first: Prefill, second: Prefill) -> Prefill:
+    return second if second.time_s < first.time_s else first
