@@ -42,5 +42,6 @@ class GreedyHead(Protocol):
 
     def pick(self, normed: Tensor, wishes: Wishes, *, largest_row_norm: float) -> PickedLogits:
         """Of ``normed`` [num_rows, hidden_size] in float32, not rounded; ``wishes`` is [num_rows],
-        ``largest_row_norm`` as `engine.layers.vocabulary.Vocabulary` has it."""
+        ``largest_row_norm`` as `engine.layers.vocabulary.Vocabulary` has it, or 0 where the logits
+        are exact."""
         ...

@@ -68,8 +68,10 @@ class OutputHead:
         """Instead of ``logits``: the likeliest tokens of some rows, by exact logits, and the logits
         of some; ``wishes`` is [num_rows]."""
         vocabulary = self._vocabulary
-        greedy_head, norm = vocabulary.greedy_head, vocabulary.largest_row_norm
+        greedy_head = vocabulary.greedy_head
         assert greedy_head is not None, "can_pick is False"
+        # Asked for only where it counts: that reads the whole table.
+        norm = 0.0 if vocabulary.is_exact else vocabulary.largest_row_norm
         assert norm is not None, "whoever can pick knows all rows"
         with one_thread():
             normed = self._normed(hidden)

@@ -50,7 +50,7 @@ class PanelHead:
         greedy = library.Greedy(
             wishes=wishes.ctypes.data,
             table=None if table is None else table.data_ptr(),
-            largest_norm=0.0 if table is None else largest_row_norm,
+            largest_norm=largest_row_norm,
             tokens=self._tokens.ctypes.data,
         )
         return PickedLogits(self._compute(normed, greedy), self._tokens[: len(normed)])

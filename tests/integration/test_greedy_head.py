@@ -41,14 +41,14 @@ class Heads:
             max_rows=4,
         )
         self._kernels = NativeSampling(calls, vocab_size=vocab_size, num_threads=2, max_samples=4)
-        self.largest_row_norm = float(table.float().norm(dim=-1).max())
+        self.largest_row_norm = 0.0 if is_exact else float(table.float().norm(dim=-1).max())
 
     def twin(self, normed: Tensor, *, is_exact: bool = False) -> tuple[Tensor, list[int]]:
         """All logits, and the likeliest token of each row by `OutputHead.margins`."""
         logits = self.head(normed.bfloat16()).clone()
         rounding = (normed - normed.bfloat16()).norm(dim=-1)
         summing = normed.norm(dim=-1) * (2 * HIDDEN_SIZE * 2.0**-24)
-        margins = (rounding + summing) * (2 * self.largest_row_norm) * (not is_exact)
+        margins = (rounding + summing) * (2 * self.largest_row_norm)
         rows = np.arange(len(normed))
         near = self._kernels.find_near_largest(logits, rows, margins.numpy())
 
