@@ -63,11 +63,12 @@ class ChatCompletions:
     ) -> None:
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
-        tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
+        card = await dispatcher.ready_card()
+        tokenizer = await self._gateway.tokenizers.get(card)
         begun_s = time.monotonic()
-        prompt = await chat_prompt(request, tokenizer, is_long=is_long)
+        prompt = await chat_prompt(request, tokenizer, card, is_long=is_long)
         record.note_tokenized(begun_s)
-        sampling = sampling_params(request, len(prompt.token_ids), tokenizer.card)
+        sampling = sampling_params(request, len(prompt.token_ids), card)
         options = request.options()
         asked = AskedPrompt(
             request_id=record.request_id,

@@ -33,7 +33,7 @@ from app.requests.sampling import sampling_params
 from app.requests.service_class import choose_class
 from app.requests.session import affinity_of
 from app.text.tokenization import ModelTokenizer, Prompt
-from engine.messages import Usage
+from engine.messages import ModelCard, Usage
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -72,9 +72,10 @@ class Completions:
     ) -> None:
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
-        tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
+        card = await dispatcher.ready_card()
+        tokenizer = await self._gateway.tokenizers.get(card)
         options = request.options()
-        build = partial(_prompt_runs, request, headers, options, tokenizer, record.request_id)
+        build = partial(_prompt_runs, request, headers, options, tokenizer, card, record.request_id)
         begun_s = time.monotonic()
         runs = await asyncio.to_thread(build) if is_long else build()
         record.note_tokenized(begun_s)
@@ -126,6 +127,7 @@ def _prompt_runs(
     headers: Headers,
     options: AnswerOptions,
     tokenizer: ModelTokenizer,
+    card: ModelCard,
     request_id: str,
 ) -> list[PromptRun]:
     """Tokenizes; takes about 1 ms per 4,000 characters."""
@@ -136,6 +138,7 @@ def _prompt_runs(
             headers,
             options,
             tokenizer,
+            card,
             prompt,
             request_id if len(prompts) == 1 else f"{request_id}-{position}",
         )
@@ -151,11 +154,12 @@ def _prompt_run(
     headers: Headers,
     options: AnswerOptions,
     tokenizer: ModelTokenizer,
+    card: ModelCard,
     asked: str | list[int],
     request_id: str,
 ) -> PromptRun:
-    prompt = completion_prompt(request, tokenizer, asked)
-    sampling = sampling_params(request, len(prompt.token_ids), tokenizer.card)
+    prompt = completion_prompt(request, tokenizer, card, asked)
+    sampling = sampling_params(request, len(prompt.token_ids), card)
     rules = text_rules(options, sampling, tokenizer, context_ids=prompt.token_ids)
     return PromptRun(
         AskedPrompt(

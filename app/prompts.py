@@ -8,12 +8,17 @@ from app.requests.chat_request import ChatRequest
 from app.requests.completion_request import CompletionRequest
 from app.requests.sampling import check_can_fit, check_token_ids
 from app.text.tokenization import ModelTokenizer, Prompt
+from engine.messages import ModelCard
 
 
-async def chat_prompt(request: ChatRequest, tokenizer: ModelTokenizer, *, is_long: bool) -> Prompt:
-    """``is_long``: the body is, so that a thread does it."""
+async def chat_prompt(
+    request: ChatRequest, tokenizer: ModelTokenizer, card: ModelCard, *, is_long: bool
+) -> Prompt:
+    """``card``: of the engine with the most room. ``is_long``: the body is, so that a thread does
+    it.
+    """
     messages = [message.for_template() for message in request.messages]
-    check_can_fit(request, tokenizer.min_num_tokens(messages), tokenizer.card)
+    check_can_fit(request, tokenizer.min_num_tokens(messages), card)
     build = partial(
         tokenizer.prompt,
         messages,
@@ -27,13 +32,16 @@ async def chat_prompt(request: ChatRequest, tokenizer: ModelTokenizer, *, is_lon
 
 
 def completion_prompt(
-    request: CompletionRequest, tokenizer: ModelTokenizer, asked: str | Sequence[int]
+    request: CompletionRequest,
+    tokenizer: ModelTokenizer,
+    card: ModelCard,
+    asked: str | Sequence[int],
 ) -> Prompt:
     """``asked``: one of the request's prompts. Takes about 1 ms per 4,000 characters."""
     if isinstance(asked, str):
-        check_can_fit(request, tokenizer.min_num_tokens(asked), tokenizer.card)
+        check_can_fit(request, tokenizer.min_num_tokens(asked), card)
     else:
-        check_token_ids(asked, tokenizer.card, param="prompt")
+        check_token_ids(asked, card, param="prompt")
     return tokenizer.completion_prompt(
         asked, add_special_tokens=request.adds_special_tokens, cache_salt=request.cache_salt
     )

@@ -24,7 +24,7 @@ from app.requests.service_class import choose_class
 from app.requests.session import affinity_of, beginning_of
 from app.router import Route, RouteOption, Router
 from app.text.tokenization import ModelTokenizer, Prompt
-from engine.messages import TokenDelta
+from engine.messages import ModelCard, TokenDelta
 
 RoutedRequest = ChatRequest | CompletionRequest
 
@@ -63,13 +63,14 @@ class RouteRoute:
         )
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
-        tokenizer = await self._gateway.tokenizers.get(await dispatcher.ready_card())
+        card = await dispatcher.ready_card()
+        tokenizer = await self._gateway.tokenizers.get(card)
         begun_s = time.monotonic()
         prompt = await _prompt(
-            request, tokenizer, is_long=len(body) > config.tokenize_off_loop_chars
+            request, tokenizer, card, is_long=len(body) > config.tokenize_off_loop_chars
         )
         record.note_tokenized(begun_s)
-        job = _job(request, record, prompt, tokenizer)
+        job = _job(request, record, prompt, card)
         job.affinity = _affinity(request, scope, prompt)
         route = Router(dispatcher).route(job)
         record.engine_id = route.best.engine_id
@@ -112,10 +113,12 @@ def parse_route_request(body: Mapping[str, Any], *, max_fanout: int) -> RoutedRe
     return request
 
 
-async def _prompt(request: RoutedRequest, tokenizer: ModelTokenizer, *, is_long: bool) -> Prompt:
+async def _prompt(
+    request: RoutedRequest, tokenizer: ModelTokenizer, card: ModelCard, *, is_long: bool
+) -> Prompt:
     if isinstance(request, ChatRequest):
-        return await chat_prompt(request, tokenizer, is_long=is_long)
-    build = partial(completion_prompt, request, tokenizer, request.prompts()[0])
+        return await chat_prompt(request, tokenizer, card, is_long=is_long)
+    build = partial(completion_prompt, request, tokenizer, card, request.prompts()[0])
     return await asyncio.to_thread(build) if is_long else build()
 
 
@@ -126,14 +129,12 @@ def _affinity(request: RoutedRequest, scope: Scope, prompt: Prompt) -> int | Non
     return affinity_of(request, scope["headers"], beginning)
 
 
-def _job(
-    request: RoutedRequest, record: RequestRecord, prompt: Prompt, tokenizer: ModelTokenizer
-) -> Job:
+def _job(request: RoutedRequest, record: RequestRecord, prompt: Prompt, card: ModelCard) -> Job:
     assert record.service_class is not None, "it was set above"
     return Job(
         record.request_id,
         prompt,
-        sampling_params(request, len(prompt.token_ids), tokenizer.card),
+        sampling_params(request, len(prompt.token_ids), card),
         _NoAnswer(),
         arrived_s=record.started_s,
         deadline_s=record.started_s,

@@ -65,15 +65,15 @@ _EVERYWHERE = ("401", "405", "431", "500")
 @cache
 def openapi_document() -> bytes:
     """As JSON; the same for the life of the process."""
-    models = (*_GATEWAY_REQUESTS, *_GATEWAY_ANSWERS, *_COMMON_ANSWERS)
+    models = _GATEWAY_REQUESTS + _GATEWAY_ANSWERS + _COMMON_ANSWERS
     return _document("Headwater", _common_paths() | _gateway_paths(), models)
 
 
 @cache
 def router_document() -> bytes:
     """The same of a router that stands alone."""
-    models = (ChatRequest, CompletionRequest, answers.Route, *_COMMON_ANSWERS)
-    return _document("Headwater router", _common_paths() | _router_paths(), models)
+    own: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, answers.Route)
+    return _document("Headwater router", _common_paths() | _router_paths(), own + _COMMON_ANSWERS)
 
 
 def _document(title: str, paths: Json, models: Sequence[type[BaseModel]]) -> bytes:
