@@ -52,8 +52,8 @@ class EngineConfig(BaseModel):
     where the CPU can."""
     quantization: Literal["none", "int8", "int4"] = "none"
     """Round linear weights as the model loads, on the CPU: ``int8`` with a scale per output; in
-    ``int4`` gate and up, half of a layer's weights, with one per 32 inputs, and the rest as in
-    ``int8``. The compiled step then reads a half or two fifths of the bytes; torch computes the
+    ``int4`` gate and up, half of a layer's weights, with one per 32 inputs, and the rest in 6 bits
+    with one per 64. The compiled step then reads a half or a third of the bytes; torch computes the
     same at the memory and speed of ``none``."""
     attention: Literal["auto", "reference", "cpu"] = "auto"
     """``auto`` is the fastest one for the device; ``reference`` is plain torch, for tests."""

@@ -19,7 +19,7 @@ from engine.models.decoder import DecoderModel
 from engine.models.loading import Head, LinearKind, TorchLinears, load_parts, open_source
 from engine.models.model_config import ModelConfig, Shape
 from engine.models.tensor_source import HeldTensor
-from engine.quantization.layers import Quantization, layer_scheme
+from engine.quantization.layers import Quantization
 
 NUM_TOKENS = 512
 SEED = 0
@@ -30,7 +30,7 @@ def measure_importance(
     quantization: Quantization, config: ModelConfig, weights_paths: Sequence[Path]
 ) -> Mapping[str, Tensor]:
     """[in_features] in float32, the mean square of each input, by the name of the layer and the
-    kind of linear layer; only of those that ``quantization`` rounds to 4 bits.
+    kind of linear layer; nothing where ``quantization`` has no use for it.
 
     Of the whole model, whose weights are read once more for it: mapped, or converted to bfloat16
     in memory of this process, which is free again at the end. Every rank does that by itself, if
@@ -62,11 +62,7 @@ def measure_importance(
         [torch.empty(0)] * config.num_layers,
         [_WholePrompt(config.attention_scale)] * config.num_layers,
     )
-    return {
-        name: linear.mean_square
-        for name, linear in maker.made.items()
-        if layer_scheme(quantization, name.rpartition(".")[2]) == "int4"
-    }
+    return {name: linear.mean_square for name, linear in maker.made.items()}
 
 
 class _RecordingLinear:

@@ -215,17 +215,20 @@ class TorchLinears:
     layout: WeightLayout
     quantization: Quantization
     importance: Mapping[str, Tensor]
-    """As `engine.models.calibration.measure_importance` has it."""
+    """As `engine.models.calibration.measure_importance` has it, of all ranks' inputs."""
     collectives: Collectives | None
 
     def layer(self, prefix: str, shapes: Mapping[str, Shape], kind: LinearKind) -> Linear:
-        weights, biases = (
-            self._take(list(self.source.held(prefix, shapes, [f"{name}.{what}" for name in names])))
+        held, held_biases = (
+            list(self.source.held(prefix, shapes, [f"{name}.{what}" for name in names]))
             for names in [LAYER_LINEARS[kind]]
             for what in ("weight", "bias")
         )
-        scheme = layer_scheme(self.quantization, kind)
+        weights, biases = self._take(held), self._take(held_biases)
+        scheme = layer_scheme(self.quantization, kind, held[0].held_shape[1])
         importance = self.importance.get(prefix + kind)
+        if importance is not None:
+            importance = held[0].cut_inputs(importance)
         weights = [rounded(weight, scheme, importance) for weight in weights]
         linear = create_linear(weights, biases or None, layout=self.layout)
         if kind in _SUMMED and self.collectives is not None:
@@ -233,7 +236,7 @@ class TorchLinears:
         return linear
 
     def head(self, tensor: HeldTensor, table: Tensor) -> Head:
-        scheme = head_scheme(self.quantization)
+        scheme = head_scheme(self.quantization, table.shape[1])
         if scheme is not None:
             table = rounded(table, scheme)
             return Head(create_linear([table], layout=self.layout), table)

@@ -29,6 +29,12 @@ class HeldTensor(NamedTuple):
     def held_shape(self) -> Shape:
         return self.shape if self.part is None else self.part.shape_of(self.shape)
 
+    def cut_inputs(self, values: Tensor) -> Tensor:
+        """Of ``values``, one for each input of the whole weight, those of what is held."""
+        if self.part is None or self.part.dim != 1:
+            return values
+        return values[self.part.span.start : self.part.span.stop]
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:

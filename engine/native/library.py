@@ -20,6 +20,7 @@ class WeightFormat(IntEnum):
     BF16 = 0
     INT8 = 1
     INT4 = 2
+    INT6 = 3
 
 
 class Activation(IntEnum):

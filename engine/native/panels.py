@@ -21,6 +21,7 @@ from engine.quantization.weight import Scheme
 _FORMATS: Mapping[Scheme | None, library.WeightFormat] = {
     None: library.WeightFormat.BF16,
     "int8": library.WeightFormat.INT8,
+    "int6": library.WeightFormat.INT6,
     "int4": library.WeightFormat.INT4,
 }
 
@@ -53,11 +54,11 @@ def plan_panels(source: TensorSource, quantization: Quantization) -> dict[str, P
         for kind, modules in LAYER_LINEARS.items():
             names = [f"{module}.weight" for module in modules]
             tensors = list(source.held(layer, shapes, names))
-            planned[layer + kind] = _packed(
-                tensors, layer_scheme(quantization, kind), is_interleaved=kind == "gate_up"
-            )
+            scheme = layer_scheme(quantization, kind, tensors[0].held_shape[1])
+            planned[layer + kind] = _packed(tensors, scheme, is_interleaved=kind == "gate_up")
     head = source.vocabulary_tensors(prefix)[1]
-    planned[head.name] = _packed([head], head_scheme(quantization), is_interleaved=False)
+    scheme = head_scheme(quantization, head.held_shape[1])
+    planned[head.name] = _packed([head], scheme, is_interleaved=False)
     return planned
 
 
@@ -89,14 +90,16 @@ def pack_all(
     importance: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Bytes]]:
     """The sections of the packed file, one layer at a time; ``importance`` as
-    `engine.models.calibration.measure_importance` has it."""
+    `engine.models.calibration.measure_importance` has it, of all ranks' inputs."""
     for name, packed in planned.items():
         weights = (source.take(tensor) for tensor in packed.tensors)
         scheme = packed.shape.scheme
         if scheme is None:
             yield name, _bytes(pack_panels(packed.shape, weights))
             continue
-        data, scales = pack_quantized_panels(packed.shape, weights, scheme, importance.get(name))
+        known = importance.get(name)
+        own = None if known is None else packed.tensors[0].cut_inputs(known)
+        data, scales = pack_quantized_panels(packed.shape, weights, scheme, own)
         yield name, _bytes(data)
         if packed.shape.num_scales:
             yield _scales_of(name), _bytes(scales)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError, EngineConfigError
-from engine.quantization.weight import CODEBOOK, GROUP_SIZE, QuantizedWeight, Scheme
+from engine.quantization.weight import CODEBOOKS, GROUP_SIZES, QuantizedWeight, Scheme
 
 _MAX_INT8 = 127
 _CHUNK_ELEMENTS = 1 << 22
@@ -14,12 +14,15 @@ SHARES = (1.0, -127 / 119, 0.92, -0.98, 1.08, -1.15)
 becomes the last or the first code, or is cut off a little, or left some room."""
 _STEPS_PER_UNIT = 8
 _NUM_STEPS = 128 * _STEPS_PER_UNIT
-_NEAREST = torch.bucketize(
-    torch.arange(-_NUM_STEPS, _NUM_STEPS + 1) / _STEPS_PER_UNIT,
-    (CODEBOOK[1:] + CODEBOOK[:-1]) / 2,
-).to(torch.uint8)
-"""Code nearest to each multiple of 1 / 8 from -128 to 128: finer than the codebook by far, and
-several times as fast as a search in it."""
+_NEAREST = {
+    scheme: torch.bucketize(
+        torch.arange(-_NUM_STEPS, _NUM_STEPS + 1) / _STEPS_PER_UNIT,
+        (codebook[1:] + codebook[:-1]) / 2,
+    ).to(torch.uint8)
+    for scheme, codebook in CODEBOOKS.items()
+}
+"""Code nearest to each multiple of 1 / 8 from -128 to 128: finer than the codebooks by far, and
+several times as fast as a search in them."""
 
 
 def quantize(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QuantizedWeight:
@@ -32,18 +35,19 @@ def quantize(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     weight holds NaN or infinite values.
     """
     in_features = weight.shape[1]
-    multiple = GROUP_SIZE if scheme == "int4" else 2
-    if in_features % multiple:
+    if not suits(scheme, in_features):
         raise EngineConfigError(
             f"quantization {scheme!r} needs linear layers whose input size is a multiple of "
-            f"{multiple}, but a layer has {in_features}: set quantization to 'none' or 'int8', or "
-            "tensor_parallel_size to 1."
+            f"{_multiple(scheme)}, but a layer has {in_features}: set quantization to 'none' or "
+            "'int8', or tensor_parallel_size to 1."
         )
     if importance is None:
         importance = torch.ones(in_features)
     chunks = weight.split(max(1, _CHUNK_ELEMENTS // in_features))
     rounded = [
-        _round_int8(_finite(chunk)) if scheme == "int8" else _round_int4(_finite(chunk), importance)
+        _round_int8(_finite(chunk))
+        if scheme == "int8"
+        else _round_groups(_finite(chunk), scheme, importance)
         for chunk in chunks
     ]
     return QuantizedWeight(
@@ -51,6 +55,15 @@ def quantize(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
         codes=torch.cat([codes for codes, _ in rounded]),
         scales=torch.cat([scales for _, scales in rounded]),
     )
+
+
+def suits(scheme: Scheme, in_features: int) -> bool:
+    """Whether weights with so many inputs can be rounded by ``scheme``."""
+    return in_features % _multiple(scheme) == 0
+
+
+def _multiple(scheme: Scheme) -> int:
+    return GROUP_SIZES.get(scheme, 2)
 
 
 def _finite(chunk: Tensor) -> Tensor:
@@ -69,16 +82,17 @@ def _round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes.to(torch.int8), scales
 
 
-def _round_int4(weight: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
-    importance = importance.view(-1, GROUP_SIZE)
-    groups = weight.unflatten(1, (-1, GROUP_SIZE))  # [out, groups, GROUP_SIZE]
+def _round_groups(weight: Tensor, scheme: Scheme, importance: Tensor) -> tuple[Tensor, Tensor]:
+    codebook, group_size = CODEBOOKS[scheme], GROUP_SIZES[scheme]
+    importance = importance.view(-1, group_size)
+    groups = weight.unflatten(1, (-1, group_size))  # [out, groups, group_size]
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     best_error = torch.full_like(largest, torch.inf)
     best_scales, best_codes = torch.empty_like(largest), torch.empty_like(groups, dtype=torch.uint8)
     for share in SHARES:
-        scales = (largest * (share / CODEBOOK[-1].item())).bfloat16().float()
-        codes = _nearest_codes(groups / _nonzero(scales))
-        errors = (CODEBOOK.take(codes.long()) * scales - groups).square_().mul_(importance)
+        scales = (largest * (share / codebook[-1].item())).bfloat16().float()
+        codes = _nearest_codes(groups / _nonzero(scales), scheme)
+        errors = (codebook.take(codes.long()) * scales - groups).square_().mul_(importance)
         error = errors.sum(dim=2, keepdim=True)
         is_better = error < best_error
         best_error = torch.where(is_better, error, best_error)
@@ -87,10 +101,10 @@ def _round_int4(weight: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
     return best_codes.flatten(1), best_scales.squeeze(2)
 
 
-def _nearest_codes(values: Tensor) -> Tensor:
+def _nearest_codes(values: Tensor, scheme: Scheme) -> Tensor:
     """uint8, for values in units of the scale."""
     places = (values * _STEPS_PER_UNIT).round_().clamp_(-_NUM_STEPS, _NUM_STEPS)
-    return _NEAREST.take(places.add_(_NUM_STEPS).long())
+    return _NEAREST[scheme].take(places.add_(_NUM_STEPS).long())
 
 
 def _nonzero(scales: Tensor) -> Tensor:

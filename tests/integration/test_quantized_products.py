@@ -10,8 +10,9 @@ from torch import Tensor
 from engine.checkpoints.store import open_checkpoint
 from engine.errors import CheckpointError
 from engine.native.library import Linear, StepLibrary, WeightFormat
+from engine.quantization.layers import Quantization
 from engine.quantization.panels import pack_quantized
-from engine.quantization.rounding import quantize
+from engine.quantization.rounding import quantize, suits
 from engine.quantization.weight import Scheme, dequantize
 from tests.integration.model_steps import (
     compiled_library,
@@ -24,9 +25,14 @@ from tests.unit.engine.tiny_models import VOCAB_SIZE, make_tiny_model, write_che
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-FORMATS = {"int8": WeightFormat.INT8, "int4": WeightFormat.INT4}
+FORMATS: dict[Scheme, WeightFormat] = {
+    "int8": WeightFormat.INT8,
+    "int6": WeightFormat.INT6,
+    "int4": WeightFormat.INT4,
+}
 SIZES = [(32, 1), (64, 40), (576, 96), (1536, 65)]
 """(in_features, out_features)"""
+PRODUCTS = [(scheme, *size) for scheme in FORMATS for size in SIZES if suits(scheme, size[0])]
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +67,7 @@ def multiply(calls: StepLibrary, weight: Tensor, scheme: Scheme, rows: Tensor) -
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 12, 13, 40, 97])
-@pytest.mark.parametrize(("in_features", "out_features"), SIZES)
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize(("scheme", "in_features", "out_features"), PRODUCTS)
 def test_products_are_those_of_the_dequantized_weight(
     calls: StepLibrary, scheme: Scheme, in_features: int, out_features: int, num_rows: int
 ) -> None:
@@ -73,7 +78,7 @@ def test_products_are_those_of_the_dequantized_weight(
     assert (actual - expected).norm() < 1e-6 * expected.norm()
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", FORMATS)
 def test_a_row_does_not_depend_on_its_neighbours(calls: StepLibrary, scheme: Scheme) -> None:
     weight, rows = random(96, 576, seed=0), random(97, 576, seed=1)
     together = multiply(calls, weight, scheme, rows)
@@ -91,7 +96,7 @@ def test_an_odd_number_of_input_pairs_is_multiplied_whole(calls: StepLibrary) ->
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_a_quantized_model_computes_what_its_twin_in_torch_does(
-    tmp_path: Path, calls: StepLibrary, family: str, scheme: Scheme
+    tmp_path: Path, calls: StepLibrary, family: str, scheme: Quantization
 ) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
     reference = make_tiny_model(family, initializer_range=0.15, **sizes)

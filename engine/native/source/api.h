@@ -11,6 +11,7 @@ enum WeightFormat : int32_t {
     BF16 = 0,  // panels of 32 output columns: [out / 32][in / 2][32][2]
     INT8 = 1,  // see quantized.h
     INT4 = 2,
+    INT6 = 3,
 };
 
 // y = x W^T + b with packed weights; out_features is padded with zeros to whole panels.

@@ -3,6 +3,9 @@
 // int8 panel: [in / 2][32 columns][2] codes; Linear::scales holds one scale per column.
 // int4 panel: groups of 32 inputs, each [4 blocks of 8 inputs][2 halves][16 columns][2] 16-bit
 // words, in which nibble j is the code of input pair j of the block, then [32] scales in bf16.
+// int6 panel: groups of 64 inputs, each [4 blocks of 16 inputs][3][2 halves][16 columns][2] 16-bit
+// words, then scales as in int4. Word i holds the codes of input pairs 2 i and 2 i + 1 in bits 0-5 and 6-11; bits 12-15 of words 0 and 1 are the lower ones of pairs
+// 6 and 7, whose upper two are bits 12-13 and 14-15 of word 2.
 // Codes become bf16 without rounding. Sums of a segment of inputs are scaled and added up in
 // float32; segments are independent chains, which hides the latency of the dot products. As in
 // matmul.h a row's result does not depend on its neighbours.
@@ -39,7 +42,7 @@ struct Int8Codes {
     };
 };
 
-// Values of the int4 codes (CODEBOOK in engine/quantization/weight.py) in bf16, twice: only the low
+// Values of the int4 codes (CODEBOOKS in engine/quantization/weight.py) in bf16, twice: only the low
 // 5 bits of an index count, and the upper one of them is the next nibble's.
 alignas(64) inline constexpr bf16 INT4_VALUES[32] = {
     0xc2ee, 0xc2ae, 0xc284, 0xc248, 0xc20c, 0xc1a8, 0xc110, 0xc000, 0x40e0, 0x4170, 0x41e0,
@@ -68,6 +71,55 @@ struct Int4Codes {
     };
 };
 
+// Values of the int6 codes, 4 code - 127, in bf16.
+struct Int6Values {
+    alignas(64) bf16 of[64] = {};
+    constexpr Int6Values() {
+        for (int code = 0; code < 64; ++code) {
+            const int value = 4 * code - 127, size = value < 0 ? -value : value;
+            int exponent = 0;
+            while (size >> (exponent + 1) != 0) ++exponent;
+            const int fraction = (size << (7 - exponent)) & 0x7f;
+            of[code] = bf16((value < 0 ? 0x8000 : 0) | (127 + exponent) << 7 | fraction);
+        }
+    }
+};
+inline constexpr Int6Values INT6_VALUES;
+
+struct Int6Codes {
+    static constexpr int SEGMENT = 64;
+    static constexpr int BLOCK = 16;
+    static constexpr int BLOCK_BYTES = BLOCK * PANEL * 6 / 8;
+    static constexpr int SCALE_BYTES = PANEL * 2;
+    static constexpr int SCALE_STEP = SEGMENT * PANEL * 6 / 8 + SCALE_BYTES;  // bf16
+
+    struct Block {
+        const uint8_t* words;
+        __m512i negative, positive;
+        explicit Block(const uint8_t* p)
+            : words(p),
+              negative(_mm512_load_si512(INT6_VALUES.of)),
+              positive(_mm512_load_si512(INT6_VALUES.of + 32)) {}
+        __m512i left_pair(int pair) const { return decode(words, pair); }
+        __m512i right_pair(int pair) const { return decode(words + 64, pair); }
+        // Of an index only the low 6 bits count.
+        __m512i decode(const uint8_t* p, int pair) const {
+            __m512i index;
+            if (pair < 6) {
+                index = _mm512_srli_epi16(word(p, pair / 2), 6 * (pair % 2));
+            } else {
+                const __m512i upper = _mm512_srli_epi16(word(p, 2), pair == 6 ? 8 : 10);
+                const __m512i lower = _mm512_srli_epi16(word(p, pair - 6), 12);
+                constexpr int LOWER_OR_UPPER_IN_MASK = 0xf8;  // a | (b & c)
+                index = _mm512_ternarylogic_epi32(lower, upper, _mm512_set1_epi16(0x30),
+                                                  LOWER_OR_UPPER_IN_MASK);
+            }
+            return _mm512_permutex2var_epi16(negative, index, positive);
+        }
+        static __m512i word(const uint8_t* p, int i) { return _mm512_loadu_si512(p + i * 128); }
+    };
+};
+
 // The codes of a panel after `unpack`: bf16 pairs, without the scales.
 template <class Codes>
 struct UnpackedCodes {
@@ -93,7 +145,7 @@ inline void unpack(const uint8_t* panel, int num_inputs, bf16* unpacked) {
         const int end = std::min(first + Codes::SEGMENT, num_inputs);
         for (int k = first; k < end; k += Codes::BLOCK, panel += Codes::BLOCK_BYTES) {
             const typename Codes::Block block(panel);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int pair = 0; pair < Codes::BLOCK / 2; ++pair, unpacked += 2 * PANEL) {
                 _mm512_storeu_si512(unpacked, block.left_pair(pair));
                 _mm512_storeu_si512(unpacked + PANEL, block.right_pair(pair));
@@ -127,7 +179,7 @@ inline void multiply_quantized_rows(const bf16* a, int64_t a_stride, const uint8
                 _mm_prefetch(reinterpret_cast<const char*>(panel) + ahead + line, _MM_HINT_T0);
             }
             const typename Codes::Block block(panel);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int pair = 0; pair < Codes::BLOCK / 2; ++pair) {
                 const __m512i b0 = block.left_pair(pair), b1 = block.right_pair(pair);
 #pragma GCC unroll 12
@@ -178,7 +230,8 @@ inline constexpr QuantizedKernel QUANTIZED_KERNELS[MAX_ROWS + 1] = {
 inline int64_t quantized_panel_bytes(const Linear& w) {
     const int64_t inputs = w.in_features;
     if (w.format == INT8) return inputs * PANEL;
-    return inputs * PANEL / 2 + inputs / Int4Codes::SEGMENT * Int4Codes::SCALE_BYTES;
+    if (w.format == INT6) return inputs / Int6Codes::SEGMENT * Int6Codes::SCALE_STEP;
+    return inputs / Int4Codes::SEGMENT * Int4Codes::SCALE_STEP;
 }
 
 template <class Codes>
@@ -208,13 +261,14 @@ inline void multiply_quantized_panel(const Linear& w, int64_t panel, int64_t nex
     const int64_t size = quantized_panel_bytes(w);
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * size;
     const int64_t ahead = next * PANEL < w.out_features ? (next - panel) * size : 0;
-    if (w.format == INT8) {
-        const auto* scales = reinterpret_cast<const uint8_t*>(w.scales + panel * PANEL);
-        multiply_quantized<Int8Codes>(a, a_stride, num_rows, data, w.in_features, scales, acc,
-                                      ahead, unpacked);
-    } else {
-        const uint8_t* scales = data + Int4Codes::SCALE_STEP - Int4Codes::SCALE_BYTES;
-        multiply_quantized<Int4Codes>(a, a_stride, num_rows, data, w.in_features, scales, acc,
-                                      ahead, unpacked);
-    }
+    const auto multiply = [&](auto codes, const uint8_t* scales) {
+        multiply_quantized<decltype(codes)>(a, a_stride, num_rows, data, w.in_features, scales, acc,
+                                            ahead, unpacked);
+    };
+    if (w.format == INT8)
+        multiply(Int8Codes(), reinterpret_cast<const uint8_t*>(w.scales + panel * PANEL));
+    else if (w.format == INT6)
+        multiply(Int6Codes(), data + Int6Codes::SCALE_STEP - Int6Codes::SCALE_BYTES);
+    else
+        multiply(Int4Codes(), data + Int4Codes::SCALE_STEP - Int4Codes::SCALE_BYTES);
 }

@@ -15,7 +15,11 @@ def test_an_input_counts_by_its_mean_square(tmp_path: Path) -> None:
         reference.model.layers[0].post_attention_layernorm.weight[5] = 20.0
     config = read_model_config(reference.config.to_dict())
     importance = measure_importance("int4", config, [save_tiny(reference, tmp_path)])
-    assert importance.keys() == {"model.layers.0.gate_up", "model.layers.1.gate_up"}
+    assert importance.keys() == {
+        f"model.layers.{layer}.{kind}"
+        for layer in range(2)
+        for kind in ("qkv", "output", "gate_up", "down")
+    }
     first = importance["model.layers.0.gate_up"]
     assert first.shape == (config.hidden_size,)
     others = torch.cat([first[:5], first[6:]])
@@ -24,6 +28,6 @@ def test_an_input_counts_by_its_mean_square(tmp_path: Path) -> None:
     assert (others > 0).all()
 
 
-def test_nothing_is_measured_where_nothing_has_four_bits(tmp_path: Path) -> None:
+def test_nothing_is_measured_for_8_bits(tmp_path: Path) -> None:
     config = read_model_config(make_tiny_model("llama").config.to_dict())
     assert measure_importance("int8", config, [tmp_path / "not read"]) == {}

@@ -3,10 +3,10 @@ import torch
 
 from engine.quantization.panels import PANEL, pack_quantized, panel_bytes
 from engine.quantization.rounding import quantize
-from engine.quantization.weight import GROUP_SIZE, QuantizedWeight, Scheme
+from engine.quantization.weight import GROUP_SIZES, QuantizedWeight, Scheme
 
-NUM_ROWS, IN_FEATURES = 40, 96
-PLACES = [(0, 0), (5, 1), (16, 33), (31, 95), (32, 7), (39, 64)]
+NUM_ROWS, IN_FEATURES = 40, 128
+PLACES = [(0, 0), (5, 1), (16, 33), (31, 127), (32, 7), (39, 64)]
 
 
 def quantized(scheme: Scheme) -> QuantizedWeight:
@@ -26,17 +26,36 @@ def test_int8_codes_lie_as_bfloat16_weights_do(row: int, column: int) -> None:
 @pytest.mark.parametrize(("row", "column"), PLACES)
 def test_an_int4_code_is_a_nibble_of_its_block_of_inputs(row: int, column: int) -> None:
     weight = quantized("int4")
-    groups = pack_quantized(weight).data.view(-1, IN_FEATURES // GROUP_SIZE, 512 + 64)
-    group = groups[row // PANEL, column // GROUP_SIZE]
-    words = group[:512].view(torch.int16).view(GROUP_SIZE // 8, 2, 16, 2)
-    block, place = divmod(column % GROUP_SIZE, 8)
+    groups = pack_quantized(weight).data.view(-1, IN_FEATURES // 32, 512 + 64)
+    group = groups[row // PANEL, column // 32]
+    words = group[:512].view(torch.int16).view(4, 2, 16, 2)
+    block, place = divmod(column % 32, 8)
     word = int(words[block, row % PANEL // 16, row % 16, place % 2]) & 0xFFFF
     assert word >> (4 * (place // 2)) & 15 == weight.codes[row, column]
     scales = group[512:].clone().view(torch.bfloat16)
-    assert scales[row % PANEL] == weight.scales[row, column // GROUP_SIZE]
+    assert scales[row % PANEL] == weight.scales[row, column // 32]
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("pair", range(8))
+@pytest.mark.parametrize(("row", "block"), [(0, 0), (16, 3), (31, 7), (32, 5), (39, 4)])
+def test_an_int6_code_is_six_bits_of_its_block_of_inputs(row: int, block: int, pair: int) -> None:
+    weight = quantized("int6")
+    groups = pack_quantized(weight).data.view(-1, IN_FEATURES // 64, 4 * 384 + 64)
+    group = groups[row // PANEL, block // 4]
+    words = group[: 4 * 384].view(torch.int16).view(4, 3, 2, 16, 2)
+    for side in range(2):
+        block_words = words[block % 4, :, row % PANEL // 16, row % 16, side].int() & 0xFFFF
+        first, second, third = block_words.tolist()
+        code = {
+            6: first >> 12 | (third >> 12 & 3) << 4,
+            7: second >> 12 | third >> 14 << 4,
+        }.get(pair, (first, second, third, 0)[pair // 2] >> 6 * (pair % 2) & 63)
+        assert code == weight.codes[row, 16 * block + 2 * pair + side]
+    scales = group[4 * 384 :].clone().view(torch.bfloat16)
+    assert scales[row % PANEL] == weight.scales[row, block // 4]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int6", "int4"])
 def test_the_last_panel_is_filled_up_with_zero_channels(scheme: Scheme) -> None:
     data, scales = pack_quantized(quantized(scheme))
     assert data.numel() == 2 * panel_bytes(scheme, IN_FEATURES)
@@ -44,10 +63,12 @@ def test_the_last_panel_is_filled_up_with_zero_channels(scheme: Scheme) -> None:
         assert scales.shape == (2 * PANEL,)
         assert not scales[NUM_ROWS:].any()
     else:
-        last = data.view(2, IN_FEATURES // GROUP_SIZE, 512 + 64)[1, :, 512:].clone()
+        num_groups = IN_FEATURES // GROUP_SIZES[scheme]
+        last = data.view(2, num_groups, -1)[1, :, -2 * PANEL :].clone()
         assert not last.view(torch.bfloat16)[:, NUM_ROWS - PANEL :].any()
         assert scales.numel() == 0
 
 
-def test_four_bits_take_four_and_a_half() -> None:
-    assert panel_bytes("int4", 576) * 8 == 4.5 * PANEL * 576
+@pytest.mark.parametrize(("scheme", "num_bits"), [("int8", 8), ("int6", 6.25), ("int4", 4.5)])
+def test_a_weight_takes_its_bits_and_a_part_of_a_scale(scheme: Scheme, num_bits: float) -> None:
+    assert panel_bytes(scheme, 576) * 8 == num_bits * PANEL * 576

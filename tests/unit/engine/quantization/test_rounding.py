@@ -5,18 +5,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.errors import CheckpointError, EngineConfigError
-from engine.quantization.rounding import quantize
-from engine.quantization.weight import CODEBOOK, GROUP_SIZE, Scheme, dequantize
+from engine.quantization.rounding import quantize, suits
+from engine.quantization.weight import CODEBOOKS, GROUP_SIZES, Scheme, dequantize
 
-SCHEMES: tuple[Scheme, ...] = ("int8", "int4")
-LARGEST_GAP = float(CODEBOOK.diff().max())
+SCHEMES: tuple[Scheme, ...] = ("int8", "int6", "int4")
 
 
 @st.composite
 def weights(draw: st.DrawFn) -> Tensor:
     """Of all magnitudes, with outliers and zero channels."""
     num_rows = draw(st.integers(1, 70))
-    shape = (num_rows, GROUP_SIZE * draw(st.integers(1, 5)))
+    shape = (num_rows, 64 * draw(st.integers(1, 4)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     weight = torch.randn(shape, generator=generator) * 10.0 ** draw(st.integers(-6, 3))
     outliers = torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.02]))
@@ -36,15 +35,17 @@ def test_int8_is_off_by_half_a_step_of_its_channel_at_most(weight: Tensor) -> No
 
 
 @settings(max_examples=30, deadline=None)
-@given(weights())
-def test_int4_is_off_by_half_the_widest_gap_of_its_group_at_most(weight: Tensor) -> None:
-    quantized = quantize(weight, "int4")
-    groups = weight.float().unflatten(1, (-1, GROUP_SIZE))
-    error = (dequantize(quantized).view_as(groups) - groups).abs()
-    largest = groups.abs().amax(dim=2, keepdim=True)
-    # The scale is at most largest / 119, and rounded to bfloat16.
-    assert (error <= largest / 119 * (LARGEST_GAP / 2 + 1)).all()
-    assert quantized.codes.max() <= 15
+@given(weights(), st.sampled_from(["int6", "int4"]))
+def test_groups_are_off_by_half_the_widest_gap_at_most(weight: Tensor, scheme: Scheme) -> None:
+    quantized = quantize(weight, scheme)
+    codebook = CODEBOOKS[scheme]
+    groups = weight.float().unflatten(1, (-1, GROUP_SIZES[scheme]))
+    error = (dequantize(quantized).view_as(groups) - groups).norm(dim=2)
+    # The best scale is no worse than the one by which the largest weight is the last code.
+    unit = groups.abs().amax(dim=2) / codebook[-1]
+    most = float(codebook.diff().max()) / 2 + 0.5  # scales are rounded to bfloat16
+    assert (error <= unit * most * GROUP_SIZES[scheme] ** 0.5).all()
+    assert quantized.codes.max() < len(codebook)
     assert torch.equal(quantized.scales, quantized.scales.bfloat16().float())
 
 
@@ -63,17 +64,18 @@ def test_a_channel_is_rounded_alike_alone_and_among_others(scheme: Scheme) -> No
 def test_typical_weights_are_off_by_less_than_with_even_steps() -> None:
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
     error = dequantize(quantize(weight, "int4")) - weight
-    groups = weight.unflatten(1, (-1, GROUP_SIZE))
+    groups = weight.unflatten(1, (-1, GROUP_SIZES["int4"]))
     step = groups.abs().amax(dim=2, keepdim=True) / 8
     even = (groups / step).round().clamp(-7, 7) * step
     assert error.norm() < 0.9 * (even - groups).norm()
 
 
-def test_four_bits_spare_the_inputs_that_count() -> None:
+@pytest.mark.parametrize("scheme", ["int6", "int4"])
+def test_the_inputs_that_count_are_spared(scheme: Scheme) -> None:
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
     importance = torch.where(torch.arange(1024) % 16 == 0, 100.0, 1.0)
     alike, weighed = (
-        (dequantize(quantize(weight, "int4", weights)) - weight).square().mul(importance).sum()
+        (dequantize(quantize(weight, scheme, weights)) - weight).square().mul(importance).sum()
         for weights in (None, importance)
     )
     assert weighed < 0.8 * alike
@@ -88,7 +90,8 @@ def test_what_is_no_number_is_refused(scheme: Scheme, value: float) -> None:
         quantize(weight, scheme)
 
 
-@pytest.mark.parametrize(("scheme", "in_features"), [("int8", 63), ("int4", 48)])
+@pytest.mark.parametrize(("scheme", "in_features"), [("int8", 63), ("int6", 96), ("int4", 48)])
 def test_an_input_size_that_does_not_suit_is_refused(scheme: Scheme, in_features: int) -> None:
+    assert not suits(scheme, in_features)
     with pytest.raises(EngineConfigError, match=f"a layer has {in_features}"):
         quantize(torch.zeros(4, in_features), scheme)
