@@ -42,7 +42,8 @@ class FleetCaches:
         self._tiers.append([OrderedDict() for _ in self._capacities])
 
     def num_blocks(self, replica: int) -> int:
-        return sum(map(len, self._tiers[replica]))
+        """On its accelerator."""
+        return len(self._tiers[replica][0])
 
     def matches(self, keys: Sequence[bytes], tier: int = 0) -> list[int]:
         """By replica: how many of the first ``keys`` it holds in ``tier`` or nearer."""

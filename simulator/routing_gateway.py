@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.routing.candidate import Candidate, HeldPrefix, ReplicaRates
+from app.routing.candidate import Candidate, Gateways, HeldPrefix, ReplicaRates
+from app.routing.traffic import TrafficMeter
 from simulator.policies.base import Seen
 from simulator.routing_cache import FleetCaches
 from simulator.routing_load import Placement, ReplicaLoad
@@ -49,6 +50,7 @@ class SimulatedGateway:
 
     def __init__(
         self,
+        rank: int,
         picture: Picture,
         block_size_tokens: int,
         rates: ReplicaRates,
@@ -58,6 +60,9 @@ class SimulatedGateway:
         *,
         is_exact: bool,
     ) -> None:
+        """``rank``: among the gateways, from 0."""
+        self._rank = rank
+        self._traffic = TrafficMeter()
         self._picture = picture
         self._block_size = block_size_tokens
         self._rates = rates
@@ -85,9 +90,20 @@ class SimulatedGateway:
         """Another gateway sent this."""
         self._inbox.append(send)
 
+    def others(self, now_s: float, num_gateways: int) -> Gateways:
+        """What it takes the others to send."""
+        traffic = self._traffic
+        return Gateways(
+            self._rank, num_gateways, traffic.requests_per_s(now_s), traffic.mean_uncached_tokens
+        )
+
     def note(self, send: Send, *, is_own: bool) -> None:
         if not self._is_exact:
             self._picture.note(send, is_own=is_own)
+        if is_own:
+            placement = send.placement
+            num_uncached = placement.num_prompt_tokens - placement.num_cached_tokens
+            self._traffic.record(send.sent_s, num_uncached)
         if self._told is not None:
             self._told.note(send.sent_s, send.replica, send.request)
 
@@ -101,8 +117,7 @@ class SimulatedGateway:
         keys = request.block_keys
         held = self._held(keys)
         candidates = [
-            self._candidate(now_s, names[replica], self._picture.loads[replica], held[replica])
-            for replica in replicas
+            self._candidate(now_s, replica, names[replica], held[replica]) for replica in replicas
         ]
         if self._told is None:
             return [Seen(candidate) for candidate in candidates]
@@ -113,17 +128,18 @@ class SimulatedGateway:
         caches, size = self._picture.caches, self._block_size
         near = caches.matches(keys)
         if caches.num_tiers == 1:
-            return [HeldPrefix(count * size) for count in near]
+            return [HeldPrefix(n, n, n) for n in [count * size for count in near]]
         host = caches.matches(keys, 1)
-        disk = caches.matches(keys, 2) if caches.num_tiers > 2 else [0] * len(near)
+        disk = caches.matches(keys, 2) if caches.num_tiers > 2 else host
         return [
             HeldPrefix(a * size, b * size, c * size)
             for a, b, c in zip(near, host, disk, strict=True)
         ]
 
-    def _candidate(self, now_s: float, name: str, load: ReplicaLoad, held: HeldPrefix) -> Candidate:
-        rates = self._rates
-        view = load.look(now_s, rates.prefill_token_s, self._capacity)
+    def _candidate(self, now_s: float, replica: int, name: str, held: HeldPrefix) -> Candidate:
+        rates, load = self._rates, self._picture.loads[replica]
+        num_held = self._picture.caches.num_blocks(replica)
+        view = load.look(now_s, rates.prefill_token_s, self._capacity, num_held)
         num_own = view.num_running + view.num_waiting if self._is_exact else load.num_own(now_s)
         # By position: names cost a tenth of a replay.
         return Candidate(

@@ -17,12 +17,22 @@ class Placement(NamedTuple):
     first_token_s: float
     end_s: float
     num_blocks: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
 
 
 class ReplicaLoad:
     """Owner of one replica's requests in flight, or of what a gateway knows of them."""
 
-    __slots__ = ("_ends", "_own_ends", "_starts", "free_at_s", "num_active_blocks")
+    __slots__ = (
+        "_ends",
+        "_num_cached_tokens",
+        "_num_prompt_tokens",
+        "_own_ends",
+        "_starts",
+        "free_at_s",
+        "num_active_blocks",
+    )
 
     def __init__(self) -> None:
         self.free_at_s = 0.0
@@ -32,16 +42,22 @@ class ReplicaLoad:
         self._ends: list[tuple[float, int]] = []
         self._starts: deque[float] = deque()
         self._own_ends: list[float] = []
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
 
     def add(self, placement: Placement, *, is_own: bool) -> None:
         self.free_at_s = max(self.free_at_s, placement.first_token_s)
         self._starts.append(placement.start_s)
         heapq.heappush(self._ends, (placement.end_s, placement.num_blocks))
         self.num_active_blocks += placement.num_blocks
+        self._num_prompt_tokens += placement.num_prompt_tokens
+        self._num_cached_tokens += placement.num_cached_tokens
         if is_own:
             heapq.heappush(self._own_ends, placement.end_s)
 
-    def look(self, now_s: float, prefill_token_s: float, capacity_blocks: int) -> LoadView:
+    def look(
+        self, now_s: float, prefill_token_s: float, capacity_blocks: int, num_held_blocks: int
+    ) -> LoadView:
         """What its engine would report. Precondition: time doesn't run back."""
         ends, starts = self._ends, self._starts
         while ends and ends[0][0] <= now_s:
@@ -58,6 +74,9 @@ class ReplicaLoad:
             max(0, num_free),
             capacity_blocks,
             1.0 / prefill_token_s,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_prompt_tokens=self._num_cached_tokens,
+            num_empty_blocks=capacity_blocks - num_held_blocks,
         )
 
     def num_own(self, now_s: float) -> int:

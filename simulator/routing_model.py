@@ -66,6 +66,7 @@ class RoutingModel:
         is_exact = spec.num_gateways == 1
         self._gateways = [
             SimulatedGateway(
+                rank,
                 self._truth if is_exact else Picture(FleetCaches(capacities), []),
                 self._block_size,
                 spec.rates,
@@ -74,7 +75,7 @@ class RoutingModel:
                 ToldRecord(spec.told_blocks, self._block_size) if policy.is_told else None,
                 is_exact=is_exact,
             )
-            for _ in range(spec.num_gateways)
+            for rank in range(spec.num_gateways)
         ]
         for _ in range(spec.num_replicas):
             self._join()
@@ -126,6 +127,7 @@ class RoutingModel:
             service_class=request.service_class,
             affinity=affinity_of(request, self._block_size),
             rotation=rotation,
+            gateways=gateway.others(now_s, len(self._gateways)),
         )
         seen = gateway.look(now_s, request, self._serving, self._names)
         choice = self._choose(route, seen)
@@ -135,7 +137,14 @@ class RoutingModel:
         prefix = self._prefix(request, replica, choice.source, start_s)
         first_token_s = prefix.ready_s + self._prefill_s(request, prefix.num_cached_tokens)
         end_s = first_token_s + request.num_answer_tokens * self.spec.answer_token_s
-        placement = Placement(start_s, first_token_s, end_s, self._num_blocks(request))
+        placement = Placement(
+            start_s,
+            first_token_s,
+            end_s,
+            self._num_blocks(request),
+            request.num_prompt_tokens,
+            prefix.num_cached_tokens,
+        )
         send = Send(now_s, replica, request, placement)
         self._truth.note(send, is_own=False)
         for other in self._gateways:

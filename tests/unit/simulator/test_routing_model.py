@@ -36,6 +36,11 @@ def request(
     return SimulatedRequest(name, arrival_s, 100 * len(keys) + 1, num_answer_tokens, keys)
 
 
+def held(num_tokens: int) -> HeldPrefix:
+    """There are no tiers behind the accelerator."""
+    return HeldPrefix(num_tokens, num_tokens, num_tokens)
+
+
 def to(*places: int | tuple[int, Source]) -> "Script":
     return Script([place if isinstance(place, tuple) else (place, LOCAL) for place in places])
 
@@ -111,11 +116,14 @@ def test_a_policy_sees_loads_and_what_is_held() -> None:
     assert busy.load.pending_prefill_tokens == pytest.approx(302, abs=1)
     # Prompts of four and three blocks, the last of each in part; the pool has ten.
     assert (busy.load.num_free_blocks, busy.load.num_blocks) == (3, 10)
-    assert (busy.held, idle.held) == (HeldPrefix(200), HeldPrefix(0))
+    assert (busy.held, idle.held) == (held(200), held(0))
     assert (idle.load.num_running, idle.load.pending_prefill_tokens) == (0, 0)
+    # Five blocks with a key were computed.
+    assert (busy.load.num_prompt_tokens, busy.load.num_cached_prompt_tokens) == (502, 0)
+    assert (busy.load.num_empty_blocks, idle.load.num_empty_blocks) == (5, 10)
     later = script.seen[3][0].candidate
     assert (later.load.num_running, later.load.num_free_blocks) == (0, 10)
-    assert later.held == HeldPrefix(300)
+    assert later.held == held(300)
 
 
 def test_tiers_are_loaded_where_that_is_faster_than_computing() -> None:
@@ -190,11 +198,11 @@ def test_another_gateway_learns_of_a_send_a_while_later() -> None:
     )
     # The first gateway's a at once, the second one's b not yet.
     own = script.seen[2][0].candidate
-    assert (own.held, own.load.num_running, own.num_in_flight) == (HeldPrefix(300), 1, 1)
+    assert (own.held, own.load.num_running, own.num_in_flight) == (held(300), 1, 1)
     assert own.age_s == 1.0
     # b is over; a is a second old, and not this gateway's.
     other = script.seen[3][0].candidate
-    assert (script.seen[1][0].candidate.held, other.held) == (HeldPrefix(0), HeldPrefix(300))
+    assert (script.seen[1][0].candidate.held, other.held) == (held(0), held(300))
     assert (other.load.num_running, other.num_in_flight) == (1, 0)
 
 
@@ -205,6 +213,17 @@ def test_gateways_take_turns_with_rotations_of_their_own() -> None:
     first, second = script.requests[0].rotation, script.requests[1].rotation
     assert [r.rotation for r in script.requests] == [first, second, first + 1, second + 1]
     assert abs(first - second) > 1
+
+
+def test_a_gateway_takes_the_others_to_send_as_much_as_it_does() -> None:
+    script = to(*[0] * 8)
+    # All but the first of each gateway are cached, up to the last token.
+    requests = [request(name, i / 2, "a") for i, name in enumerate("abcdefgh")]
+    replay(script, *requests, spec=replace(SPEC, num_gateways=2, stale_s=0.5))
+    last = script.requests[-1].gateways
+    assert (last.rank, last.number) == (1, 2)
+    assert last.requests_per_s == pytest.approx(1.0, rel=0.4)
+    assert last.uncached_tokens == pytest.approx(1.0)
 
 
 def test_what_was_sent_is_told_to_policies_that_go_by_it() -> None:
