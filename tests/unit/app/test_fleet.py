@@ -1,6 +1,6 @@
 """What the fleet believes of its engines' caches, and when it asks them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -8,7 +8,8 @@ from app.config import GatewayConfig
 from app.dispatch import Dispatcher
 from app.fleet import DOUBT_PERIOD_S, SNAPSHOT_TIMEOUT_S
 from app.queue import Job
-from engine.messages import CacheEvents, CacheSnapshot, LoadView, TokenDelta, Usage
+from app.routing.candidate import Candidate, Choice, RouteRequest
+from engine.messages import CacheEvents, CacheSnapshot, LoadView, Medium, TokenDelta, Usage
 from tests.unit.app.dispatch_bench import Bench, dispatch_bench
 from tests.unit.app.fakes import FakeEngine, ids_of
 
@@ -123,3 +124,63 @@ async def test_an_answer_that_goes_on_is_expected_and_judged_by_its_prompt(bench
     assert job.predicted_cached_tokens == 20
     begin(engine, job, cached_tokens=20)
     assert engine.num_snapshots_asked == 0
+
+
+async def test_the_policy_learns_how_old_a_view_is_and_counts_a_send_once() -> None:
+    asked: list[tuple[RouteRequest, Candidate]] = []
+
+    def policy(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
+        asked.append((request, candidates[0]))
+        return Choice(candidates[0])
+
+    bench = Bench(dispatcher=None)  # type: ignore[arg-type]
+    bench.dispatcher = Dispatcher(
+        "m", GatewayConfig(), clock=lambda: bench.now_s, policy=policy, rank=2
+    )
+    engines = [FakeEngine("a"), FakeEngine("b")]
+    engines[1].num_gateways = 3
+    bench.add(*engines)
+    for _ in range(3):
+        bench.send(100)
+        bench.now_s += 1.0
+    request, first = asked[-1]
+    assert (request.gateways.rank, request.gateways.number) == (2, 3)
+    assert request.gateways.requests_per_s > 0
+    assert (first.num_in_flight, first.num_unseen) == (2, 2)
+    unheard_age_s = first.age_s
+    engines[0].step(LoadView(num_running=3, step_time_s=0.01))
+    bench.send(100)
+    _, seen = asked[-1]
+    assert (seen.num_in_flight, seen.num_unseen, seen.load.num_running) == (3, 0, 3)
+    assert 0 < seen.age_s < unheard_age_s
+    bench.now_s += 3600
+    bench.send(100)
+    assert asked[-1][1].age_s < 0.2, "an engine that says nothing does nothing"
+    bench.now_s -= 7200
+    bench.send(100)
+    assert asked[-1][1].age_s > 0, "a clock that jumps"
+    await bench.dispatcher.close()
+
+
+async def test_what_an_engine_learned_to_be_slow_at_reaches_the_policy() -> None:
+    asked: list[Candidate] = []
+
+    def policy(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
+        asked.extend(candidates)
+        return Choice(candidates[0])
+
+    bench = Bench(Dispatcher("m", GatewayConfig(), policy=policy))
+    engines = [FakeEngine("a"), FakeEngine("b")]
+    bench.add(*engines)
+    engines[0].step(LoadView(prefill_base_s=0.01, prefill_token_s=0.001))
+    job = bench.job(300)
+    job.affinity = 7
+    keys = job.prompt.index_keys
+    bench.dispatcher.on_snapshot(engines[1], CacheSnapshot(0, keys, medium=Medium.HOST))
+    bench.dispatcher.enqueue(job)
+    a, b = asked
+    assert a.rates.prefill_token_s == b.rates.prefill_token_s == 0.001, "the others' mean"
+    assert (a.held.longest, b.held.accelerator_tokens) == (0, 0)
+    assert b.held.host_tokens >= 256
+    assert a.hit_probability == 1.0
+    await bench.dispatcher.close()

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from app.config import GatewayConfig
+from app.config import GatewayConfig, PoolsConfig
 from app.dispatch import Dispatcher
 from app.errors import ApiError
 from app.fleet import Fleet
@@ -18,8 +18,13 @@ from app.text.tokenization import Prompt
 from benchmarks.chat_workload import ChatTurn, ChatWorkload
 from cache_tiers.keys import block_keys
 from engine.config import EngineConfig, PacedConfig
-from engine.messages import SamplingParams, TokenDelta
-from tests.unit.app.routing.simulated_engine import BLOCK_SIZE_TOKENS, ROOT_KEY, SimulatedEngine
+from engine.messages import SamplingParams, ServiceClass, TokenDelta
+from tests.unit.app.routing.simulated_engine import (
+    BLOCK_SIZE_TOKENS,
+    ROOT_KEY,
+    VOCAB_SIZE,
+    SimulatedEngine,
+)
 
 ENGINE = EngineConfig(
     runner="paced",
@@ -31,6 +36,9 @@ ENGINE = EngineConfig(
 ANSWERS_SHORTENED = 20
 """Answers are that much shorter than those that the history holds: routing sees no difference."""
 THINK_S = 10.0
+
+MAX_WAITING_FLOOD = 12
+"""Per gateway: more would only take time to simulate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +88,27 @@ class FleetSimulation:
         num_gateways: int = 2,
         num_blocks: int,
         policy: Policy = choose,
+        pools: PoolsConfig | None = None,
     ) -> None:
         self.engines = [
             SimulatedEngine(f"e{number}", ENGINE, num_blocks) for number in range(num_engines)
         ]
-        self.gateways = [self.add_gateway(policy) for _ in range(num_gateways)]
+        self.gateways = [
+            self.add_gateway(policy, rank=rank, pools=pools) for rank in range(num_gateways)
+        ]
         self.outcomes: list[Outcome] = []
         self._token_of: dict[str, int] = {}
         self._num_requests = 0
 
-    def add_gateway(self, policy: Policy = choose) -> Dispatcher:
+    def add_gateway(
+        self, policy: Policy = choose, *, rank: int = 0, pools: PoolsConfig | None = None
+    ) -> Dispatcher:
         """One that has just started."""
-        config = GatewayConfig(max_queue_len=10_000, max_queue_wait_s=600)
+        config = GatewayConfig(
+            max_queue_len=10_000, max_queue_wait_s=600, pools=pools or PoolsConfig()
+        )
         clock = asyncio.get_running_loop().time
-        gateway = Dispatcher("m", config, clock=clock, policy=policy, first_rotation=0)
+        gateway = Dispatcher("m", config, clock=clock, policy=policy, first_rotation=0, rank=rank)
         for engine in self.engines:
             client = engine.connect(gateway)
             gateway.add_engine(client)
@@ -123,7 +138,12 @@ class FleetSimulation:
         keys = list[bytes](block_keys(ROOT_KEY, token_ids, BLOCK_SIZE_TOKENS))
         return Prompt(token_ids, ROOT_KEY, keys, ROOT_KEY)
 
-    def job(self, prompt: Prompt, num_tokens: int = 1) -> Job:
+    def job(
+        self,
+        prompt: Prompt,
+        num_tokens: int = 1,
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
+    ) -> Job:
         now_s = asyncio.get_running_loop().time()
         self._num_requests += 1
         return Job(
@@ -133,6 +153,7 @@ class FleetSimulation:
             _Answer(),
             arrived_s=now_s,
             deadline_s=now_s + 600,
+            service_class=service_class,
         )
 
     def choice(self, fleet: Fleet, job: Job) -> str:
@@ -143,18 +164,38 @@ class FleetSimulation:
     def num_cached_keys(self, number: int) -> int:
         return len(self.engines[number].mirror)
 
+    async def flood(self, *, per_s: float, until: asyncio.Event, num_tokens: int = 1500) -> None:
+        """Batch requests with prompts of their own, as long as few enough wait already."""
+        draw = random.Random(1)
+        async with asyncio.TaskGroup() as group:
+            while not until.is_set():
+                gateway = draw.choice(self.gateways)
+                if gateway.num_waiting < MAX_WAITING_FLOOD:
+                    token_ids = [draw.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+                    keys = list[bytes](block_keys(ROOT_KEY, token_ids, BLOCK_SIZE_TOKENS))
+                    job = self.job(
+                        Prompt(token_ids, ROOT_KEY, keys, ROOT_KEY), 20, ServiceClass.BATCH
+                    )
+                    group.create_task(self._submit(gateway, job))
+                await asyncio.sleep(draw.expovariate(per_s))
+
     async def _chat(self, turns: Iterable[ChatTurn], draw: random.Random) -> None:
         for turn in turns:
             num_tokens = max(1, turn.answer_tokens // ANSWERS_SHORTENED)
             await self._ask(draw.choice(self.gateways), self.prompt(turn), num_tokens)
             await asyncio.sleep(draw.expovariate(1 / THINK_S))
 
-    async def _ask(self, gateway: Dispatcher, prompt: Prompt, num_tokens: int) -> None:
-        job = self.job(prompt, num_tokens)
+    async def _submit(self, gateway: Dispatcher, job: Job) -> _Answer:
+        """Until it ended."""
         answer = job.answer
         assert isinstance(answer, _Answer)
         gateway.enqueue(job)
         await answer.ended.wait()
+        return answer
+
+    async def _ask(self, gateway: Dispatcher, prompt: Prompt, num_tokens: int) -> None:
+        job = self.job(prompt, num_tokens)
+        answer = await self._submit(gateway, job)
         assert job.predicted_cached_tokens is not None
         assert job.predicted_ttft_s is not None
         assert job.submitted_s is not None
