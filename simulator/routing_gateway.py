@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.routing.candidate import Candidate, Gateways, HeldPrefix, ReplicaRates
+from app.routing.candidate import ALONE, Candidate, Gateways, HeldPrefix, ReplicaRates
 from app.routing.traffic import TrafficMeter
 from simulator.policies.base import Seen
 from simulator.routing_cache import FleetCaches
@@ -92,6 +92,8 @@ class SimulatedGateway:
 
     def others(self, now_s: float, num_gateways: int) -> Gateways:
         """What it takes the others to send."""
+        if num_gateways == 1:
+            return ALONE
         traffic = self._traffic
         return Gateways(
             self._rank, num_gateways, traffic.requests_per_s(now_s), traffic.mean_uncached_tokens
@@ -100,10 +102,10 @@ class SimulatedGateway:
     def note(self, send: Send, *, is_own: bool) -> None:
         if not self._is_exact:
             self._picture.note(send, is_own=is_own)
-        if is_own:
-            placement = send.placement
-            num_uncached = placement.num_prompt_tokens - placement.num_cached_tokens
-            self._traffic.record(send.sent_s, num_uncached)
+            if is_own:
+                placement = send.placement
+                num_uncached = placement.num_prompt_tokens - placement.num_cached_tokens
+                self._traffic.record(send.sent_s, num_uncached)
         if self._told is not None:
             self._told.note(send.sent_s, send.replica, send.request)
 
