@@ -18,7 +18,14 @@ from engine.config import EngineConfig
 from engine.kv_geometry import KvGeometry, KvGroup
 from engine.load_meter import LoadMeter
 from engine.load_view import make_load_view
-from engine.messages import CacheEvents, EngineRequest, LoadView, SamplingParams, ServiceClass
+from engine.messages import (
+    CacheEvents,
+    EngineRequest,
+    FinishReason,
+    LoadView,
+    SamplingParams,
+    ServiceClass,
+)
 from engine.notes import Notes
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -142,18 +149,11 @@ class PlannedEngine:
         run, self._run = self._run, None
         self.num_runs += 1
         assert run is not None
-        if isinstance(run, Stretch):
-            num_bulk = run.num_steps - 1
-            advance(self._scheduler, self._blocks, num_bulk)
-            self.num_steps += num_bulk
-            for index in range(max(0, num_bulk - _METERED_STEPS), num_bulk):
-                self._meter.record(run.step_time_s(index), 0)
-            # Who ends, ends in the last step, and leaves as production code lets them.
-            self._notes.now_s = started_s = run.started_s + run.time_s(num_bulk)
-            plan = self._scheduler.plan()
-            assert plan is not None
-            run = _Step(started_s, run.ends_s, plan)
-        return self._commit(run)
+        if isinstance(run, _Step):
+            return self._commit(run)
+        if self._is_worth_learning():
+            return self._commit(self._last_step(run))
+        return self._end_stretch(run)
 
     def find_prefix(self, keys: OrderedSequence[bytes], num_tokens: int) -> int:
         """Tokens of the prompt of ``num_tokens`` with these keys that the accelerator holds."""
@@ -223,6 +223,38 @@ class PlannedEngine:
         last_s = self._model.step_time_s(StepWork(0, num, num_context + (num_steps - 1) * num))
         return Stretch(now_s, num_steps, first_s, (last_s - first_s) / (num_steps - 1))
 
+    def _last_step(self, stretch: Stretch) -> _Step:
+        """What is left of ``stretch`` when all steps before are done; as production plans it."""
+        num_before = stretch.num_steps - 1
+        self._advance(stretch, num_before)
+        self._notes.now_s = started_s = stretch.started_s + stretch.time_s(num_before)
+        plan = self._scheduler.plan()
+        assert plan is not None
+        return _Step(started_s, stretch.ends_s, plan)
+
+    def _end_stretch(self, stretch: Stretch) -> Progress:
+        self._advance(stretch, stretch.num_steps)
+        self._notes.now_s = stretch.ends_s
+        ended = [s for s in self._scheduler.running if s.num_tokens == s.max_len]
+        for sequence in ended:
+            sequence.finish_reason = FinishReason.LENGTH
+            self._scheduler.finish(sequence)
+            self._meter_answer(sequence)
+        self._is_blocked &= not ended
+        self._notes.take()
+        return Progress(ended=ended)
+
+    def _advance(self, stretch: Stretch, num_steps: int) -> None:
+        """The first ``num_steps`` of it are done."""
+        advance(self._scheduler, self._blocks, num_steps)
+        self.num_steps += num_steps
+        for index in range(max(0, num_steps - _METERED_STEPS), num_steps):
+            self._meter.record(stretch.step_time_s(index), 0)
+
+    def _meter_answer(self, sequence: Sequence) -> None:
+        assert sequence.admitted_s is not None
+        self._meter.record_answer(self._notes.now_s - sequence.admitted_s)
+
     def _commit(self, step: _Step) -> Progress:
         plan = step.plan
         self._notes.now_s = step.ends_s
@@ -241,8 +273,7 @@ class PlannedEngine:
                 progress.begun.append(sequence)
             if sequence.finish_reason is not None:
                 progress.ended.append(sequence)
-                assert sequence.admitted_s is not None
-                self._meter.record_answer(step.ends_s - sequence.admitted_s)
+                self._meter_answer(sequence)
         num_prefill = count_prefill_tokens(plan)
         self._meter.record(step.ends_s - step.started_s, num_prefill)
         if self._is_worth_learning():
