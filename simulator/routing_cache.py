@@ -128,9 +128,13 @@ class FleetCaches:
         for tier, capacity in enumerate(self._capacities):
             blocks, holders = tiers[tier], self._holders[tier]
             behind = tiers[tier + 1] if tier + 1 < len(tiers) else None
-            while len(blocks) > capacity:
+            for _ in range(len(blocks) - capacity):
                 key, _ = blocks.popitem(last=False)
-                _remove(holders, key, bit)
+                # As ``_remove``; a call of its own would cost more than all the rest here.
+                if left := holders[key] & ~bit:
+                    holders[key] = left
+                else:
+                    del holders[key]
                 if behind is not None:
                     behind[key] = None
 
