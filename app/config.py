@@ -87,6 +87,10 @@ class GatewayConfig(BaseModel):
     """Gap after which an idle stream gets a comment, so that proxies keep it open."""
     prefix_index_max_bytes: int = Field(default=64 * MIB, ge=1024)
     """Bound of each model's prefix index; a key stands for 128 tokens and takes up to 216 bytes."""
+    cells_per_gateway: int | None = Field(default=None, ge=1)
+    """A model's replicas beyond 64 are split into cells of so many at most; a gateway connects to
+    this many cells, to all if absent. All gateways together must reach every cell, and a session
+    should come to the same gateway again."""
     pools: PoolsConfig = PoolsConfig()
     """Replicas of their own for batch work and long prompts, see below."""
 

@@ -75,6 +75,11 @@ class Dispatcher:
         self._is_closed = False
 
     @property
+    def cells_per_gateway(self) -> int | None:
+        """As ``GatewayConfig`` has it now."""
+        return self._config.cells_per_gateway
+
+    @property
     def card(self) -> ModelCard | None:
         """As ``Readiness.card``."""
         return self.readiness.card

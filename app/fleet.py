@@ -62,7 +62,7 @@ class Fleet:
         self._clock = clock
         self._policy = policy
         self._members: dict[str, Member] = {}
-        self._cells = CellChoice()
+        self.cells = CellChoice(rank=rank)
         if first_rotation is None:
             first_rotation = random.getrandbits(32)
         self._rotation = itertools.count(first_rotation)
@@ -103,14 +103,14 @@ class Fleet:
     def add(self, member: Member) -> None:
         assert member.engine_id not in self._members, f"{member.engine_id} is connected twice"
         self._members[member.engine_id] = member
-        self._cells.set_engines(self._members)
+        self.cells.set_connected(self._members)
 
     def remove(self, engine_id: str) -> Member | None:
         """Forget the engine and its prefixes."""
         self._prefixes.forget(engine_id)
         self._rates.forget(engine_id)
         member = self._members.pop(engine_id, None)
-        self._cells.set_engines(self._members)
+        self.cells.set_connected(self._members)
         return member
 
     def see_step(self, member: Member, events: CacheEvents | None) -> None:
@@ -242,17 +242,17 @@ class Fleet:
         """The cell that ``job`` belongs to, or the whole of a smaller fleet."""
 
         def load_of(engine_id: str) -> int | None:
-            member = self._members[engine_id]
-            if not member.fits(job) or engine_id in job.tried:
+            member = self._members.get(engine_id)
+            if member is None or not member.fits(job) or engine_id in job.tried:
                 return None
             load = member.client.load
             num_seen = max(load.num_running + load.num_waiting, member.num_running_samples)
             return num_seen + queue.lane(engine_id).num_samples
 
-        engine_ids = self._cells.choose(job, load_of)
+        engine_ids = self.cells.choose(job, load_of)
         if engine_ids is None:
             return list(self._members.values())
-        return [self._members[engine_id] for engine_id in engine_ids]
+        return [self._members[id_] for id_ in engine_ids if id_ in self._members]
 
     def _with_place(
         self, job: Job, members: Sequence[Member], neighbours: Sequence[Member], queue: WaitingQueue

@@ -55,8 +55,12 @@ class Membership:
         self._tasks: dict[EngineAddress, asyncio.Task[None]] = {}
 
     def set_addresses(self, addresses: Mapping[str, EngineAddress]) -> None:
-        """The replicas there are now: new ones are dialled, others finish what runs on them."""
-        wanted = set(addresses.values())
+        """The replicas there are now: new ones are dialled, if this gateway serves their cell;
+        others finish what runs on them.
+        """
+        cells = self._dispatcher.fleet.cells
+        cells.name_all(addresses, self._dispatcher.cells_per_gateway)
+        wanted = {address for id_, address in addresses.items() if cells.serves(id_)}
         self._dispatcher.readiness.is_connecting = bool(wanted)
         for address in [address for address in self._tasks if address not in wanted]:
             self._tasks.pop(address).cancel()

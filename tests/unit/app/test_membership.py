@@ -9,6 +9,7 @@ from app.config import GatewayConfig
 from app.dispatch import Dispatcher
 from app.errors import ModelLoadingError
 from app.membership import ConnectError, EngineAddress, Membership, PrepareCard
+from app.routing.cells import MAX_CELL_REPLICAS, assign_cells
 from engine.messages import ModelCard
 from tests.unit.app.fakes import FakeEngine, address_of, until
 
@@ -129,3 +130,27 @@ async def test_nothing_is_dialled_after_it_closed() -> None:
     await membership.close()
     await asyncio.sleep(0.15)
     assert network.num_dials == {"a": 1}
+
+
+async def _connected_of(rank: int, names: list[str]) -> set[str]:
+    """To which the gateway of that rank connects, if it serves one cell."""
+    dispatcher = Dispatcher("m", GatewayConfig(cells_per_gateway=1), rank=rank)
+    network = Network(*names)
+    membership = Membership(dispatcher, network.connect, unprepared)
+    membership.set_addresses(addresses(*names))
+    await until(lambda: network.num_dials)
+    await until(lambda: ids(dispatcher) == set(network.num_dials))
+    connected = ids(dispatcher)
+    await membership.close()
+    await dispatcher.close()
+    return connected
+
+
+async def test_a_gateway_connects_to_its_own_cells_only() -> None:
+    names = [f"e{number}" for number in range(3 * MAX_CELL_REPLICAS)]
+    num_cells = len(assign_cells(names))
+    connected = [await _connected_of(rank, names) for rank in range(num_cells)]
+    assert num_cells > 1
+    assert set().union(*connected) == set(names)
+    assert sum(map(len, connected)) == len(names)
+    assert max(map(len, connected)) <= MAX_CELL_REPLICAS
