@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from app.admission import Admission
 from app.client import EngineClient
 from app.config import GatewayConfig
-from app.errors import ApiError, EngineError, OverloadedError, retry_after_s
+from app.errors import ApiError, EngineError, OverloadedError
 from app.fleet import Fleet
 from app.member import Member
 from app.queue import Job
@@ -26,7 +27,6 @@ from engine.messages import (
     EngineRequest,
     FinishReason,
     ModelCard,
-    ServiceClass,
     TimelineEvent,
     TokenDelta,
 )
@@ -70,6 +70,7 @@ class Dispatcher:
             submit=self._submit,
             give_up=self._fail,
         )
+        self._admission = Admission(model, config, self.readiness, self._waiting)
         self._jobs: dict[str, Job] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -102,18 +103,15 @@ class Dispatcher:
         """New limits, for those that wait already, too."""
         self._config = config
         self._waiting.reconfigure(config)
+        self._admission.reconfigure(config)
         self.fleet.reconfigure(config.prefix_index_max_bytes, config.pools)
 
     def enqueue(self, *jobs: Job) -> None:
         """Take all ``jobs`` or none; their answers hear everything from here on.
 
-        Raises ``ModelLoadingError`` without an engine, unless one is expected back in time, and
-        ``OverloadedError`` when the queue is full, with nothing of a lower class in it, or the wait
-        would be too long.
+        Raises as ``Admission.admit``.
         """
-        self.readiness.check(self._waiting.max_wait_s(jobs[0].service_class))
-        self._check_wait(jobs[0].service_class)
-        self._make_room(len(jobs), jobs[0].service_class)
+        self._admission.admit(jobs)
         for job in jobs:
             self._jobs[job.request_id] = job
             self._waiting.add(job)
@@ -169,31 +167,6 @@ class Dispatcher:
     def queues(self) -> list[ClassQueue]:
         """What waits, per ``ServiceClass``."""
         return self._waiting.by_class()
-
-    def _check_wait(self, service_class: ServiceClass) -> None:
-        estimated_s = self._waiting.estimated_wait_s(service_class)
-        if estimated_s > self._waiting.max_wait_s(service_class):
-            raise self._overloaded(service_class, f"a request would wait about {estimated_s:.0f} s")
-
-    def _make_room(self, num_jobs: int, service_class: ServiceClass) -> None:
-        """Those of lower classes that would go last are refused in favour of ``num_jobs`` others;
-        all of the room is made, or none.
-        """
-        num_too_many = len(self._waiting) + num_jobs - self._config.max_queue_len
-        if num_too_many <= 0:
-            return
-        reason = f"{len(self._waiting)} requests wait, of at most {self._config.max_queue_len}"
-        victims = self._waiting.last_below(service_class, num_too_many)
-        if len(victims) < num_too_many:
-            raise self._overloaded(service_class, reason)
-        for job in victims:
-            self._waiting.give_up(job, self._overloaded(job.service_class, reason))
-
-    def _overloaded(self, service_class: ServiceClass, reason: str) -> OverloadedError:
-        return OverloadedError(
-            f"The model `{self.model}` is overloaded: {reason}. Try again later.",
-            retry_after_s=retry_after_s(self._waiting.estimated_wait_s(service_class)),
-        )
 
     # Membership.
 

@@ -14,6 +14,9 @@ from engine.messages import LOAD_PERIOD_S
 _VIEW_AGE_STEPS = 1.5
 """A view is made at the end of a step, of what was there when it began."""
 
+_MAX_STEPS_S = 10.0
+"""An engine whose clock jumped may say any step time."""
+
 _VIEW_DELAY_S = 0.02
 """On the way, and in this process's queue."""
 
@@ -142,4 +145,5 @@ class Member:
 
     @property
     def _view_lag_s(self) -> float:
-        return _VIEW_AGE_STEPS * self.client.load.step_time_s + _VIEW_DELAY_S
+        steps_s = min(_VIEW_AGE_STEPS * self.client.load.step_time_s, _MAX_STEPS_S)
+        return steps_s + _VIEW_DELAY_S

@@ -25,6 +25,7 @@ from engine.messages import (
     Grant,
     LoadView,
     ModelCard,
+    Peers,
     Reply,
     SamplingParams,
     Submit,
@@ -95,6 +96,7 @@ class Gateway:
         self.card: ModelCard | None = None
         self.load = LoadView()
         self.num_credits = 0
+        self.num_gateways = 0
         self.is_draining = False
         self.stored: list[bytes] = []
         self.snapshots: list[CacheSnapshot] = []
@@ -116,6 +118,8 @@ class Gateway:
             self.card = message
         elif isinstance(message, Grant):
             self.num_credits += message.num_credits
+        elif isinstance(message, Peers):
+            self.num_gateways = message.num_gateways
         elif isinstance(message, Draining):
             self.is_draining = True
         elif isinstance(message, CacheSnapshot):

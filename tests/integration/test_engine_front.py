@@ -89,6 +89,15 @@ async def test_streams_the_same_answer_over_both_kinds_of_socket(
         assert len(answers[0]) == 12
 
 
+async def test_gateways_are_told_how_many_they_are(checkpoint: Path) -> None:
+    async with running(checkpoint) as (_, endpoint), gateway_at(endpoint) as first:
+        await first.until(lambda: first.num_gateways == 1)
+        async with gateway_at(endpoint) as second:
+            await second.until(lambda: second.num_gateways == 2)
+            await first.until(lambda: first.num_gateways == 2)
+        await first.until(lambda: first.num_gateways == 1)
+
+
 async def test_other_gateways_are_told_of_load_and_cached_prefixes(checkpoint: Path) -> None:
     async with (
         running(checkpoint) as (_, endpoint),
