@@ -1,8 +1,7 @@
-"""The router's policy for an independent replay of traces: a request and read-only views of workers
-go in, the index of one and of whom it pulls from come out. Keeps what a gateway knows of itself.
-"""
+"""The router's policy for an independent replay of traces, which shows it read-only workers."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.routing.candidate import Candidate, Gateways, HeldPrefix, ReplicaRates, RouteRequest
@@ -10,46 +9,31 @@ from app.routing.policy import choose as choose_candidate
 from app.routing.traffic import TrafficMeter
 from engine.messages import LoadView
 
-BLOCK_TOKENS = 512
-VIEW_AGE_S = 1.0  # of what other gateways sent; a gateway that is alone sees everything at once
-_meters: defaultdict[int, TrafficMeter] = defaultdict(TrafficMeter)
-_totals: Counter[str] = Counter()
+STEP_S = 0.004  # answers disturb nobody there: this only lets their number weigh, and little
+VIEW_AGE_S = 1.0  # of what others sent; a gateway that is alone sees everything at once
+_meters, _totals = defaultdict[int, TrafficMeter](TrafficMeter), Counter[str]()
 
 
-def choose(request: dict[str, Any], workers: list[Any]) -> tuple[int, int]:
-    now_s, rank, num_tokens = request["arrival_s"], request["gateway"], request["input_tokens"]
-    meter, speed = _meters[rank], request["prefill_tps"]
-    matches = [min(num_tokens, BLOCK_TOKENS * w.match(request["blocks"])) for w in workers]
-    candidates = [
-        Candidate(
-            str(index).zfill(4),
-            LoadView(
-                w.running,
-                0,
-                int(w.wait_s * speed),
-                w.capacity_blocks - w.kv_blocks,
-                w.capacity_blocks,
-                speed,
-                num_prompt_tokens=_totals["prompt"],
-                num_cached_prompt_tokens=_totals["cached"],
-                num_empty_blocks=max(0, w.capacity_blocks - w.told_size),
-            ),
-            BLOCK_TOKENS,
-            HeldPrefix(held, held, held),
-            w.running,
-            0,
-            0,
-            0,
-            rates=ReplicaRates(peer_tokens_per_s=request["pull_tps"]),
-            age_s=VIEW_AGE_S,
-        )
-        for index, (w, held) in enumerate(zip(workers, matches, strict=True))
-    ]
-    gateways = Gateways(rank, len(_meters), meter.requests_per_s(now_s), meter.mean_uncached_tokens)
-    route = RouteRequest(num_tokens, rotation=_totals["requests"], gateways=gateways)
-    candidate, source = choose_candidate(route, candidates)
-    index = candidates.index(candidate)
-    lender = index if source.peer_id is None else int(source.peer_id)
-    meter.record(now_s, num_tokens - max(matches[index], matches[lender]))
-    _totals.update(requests=1, prompt=num_tokens, cached=max(matches[index], matches[lender]))
+def choose(request: Mapping[str, Any], workers: Sequence[Any]) -> tuple[int, int]:
+    """Index of the worker, and of the one that it pulls from: the same if it pulls nothing."""
+    candidates = [_candidate(f"{i:04}", request, worker) for i, worker in enumerate(workers)]
+    rank, now_s, num_tokens = (request[k] for k in ("gateway", "arrival_s", "input_tokens"))
+    sent = _meters[rank]
+    traffic = Gateways(rank, len(_meters), sent.requests_per_s(now_s), sent.mean_uncached_tokens)
+    route = RouteRequest(num_tokens, rotation=_totals["requests"], gateways=traffic)
+    chosen, source = choose_candidate(route, candidates)
+    index, lender = int(chosen.engine_id), int(source.peer_id or chosen.engine_id)
+    num_cached = max(candidates[index].num_cached_tokens, candidates[lender].num_cached_tokens)
+    sent.record(now_s, num_tokens - num_cached)
+    _totals.update(requests=1, prompt=num_tokens, cached=num_cached)
     return index, lender
+
+
+def _candidate(engine_id: str, request: Mapping[str, Any], seen: Any) -> Candidate:
+    speed, size, num_running = request["prefill_tps"], seen.capacity_blocks, seen.running
+    num_free, num_empty = (max(0, size - num) for num in (seen.kv_blocks, seen.told_size))
+    counts = (num_running, 0, int(seen.wait_s * speed), num_free, size, speed, STEP_S, 0)
+    load = LoadView(*counts, _totals["cached"], _totals["prompt"], num_empty_blocks=num_empty)
+    held = HeldPrefix(*3 * [min(request["input_tokens"], 512 * seen.match(request["blocks"]))])
+    rates = ReplicaRates(peer_tokens_per_s=request["pull_tps"])
+    return Candidate(engine_id, load, 512, held, num_running, 0, 0, 0, 0, rates, 1, VIEW_AGE_S)

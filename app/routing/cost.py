@@ -2,7 +2,7 @@
 Pure functions. Must not compare replicas.
 
     time to the first token = rest of a step + queue + prefill (transfer, too) + wait for a place
-    others' loss = KV displaced from memory + steps and stalls of those that run beside it
+    others' loss = KV displaced from memory + a step of each that shares the steps (their TPOT)
 """
 
 from app.routing.candidate import Candidate
@@ -14,11 +14,6 @@ UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
 
 MEAN_ANSWER_S = 10.0
 """How long an answer keeps its place, until the engine has measured it: 400 tokens at 25 ms."""
-
-STALL_WEIGHT = 0.05
-"""Of a second by which a running answer ends later, beside one of waiting for a first token: as
-their usual targets stand to each other, 0.7 s and 400 tokens at 40 ms.
-"""
 
 COLDEST_SHARE = 0.2
 """Of the chance that a cached token is found again: that of those which are evicted next. Nobody
@@ -55,22 +50,19 @@ def time_to_first_token_s(candidate: Candidate, token_s: float, prefill: Prefill
     )
 
 
-def others_loss_s(
-    num_prompt_tokens: int, candidate: Candidate, token_s: float, prefill: Prefill
-) -> float:
+def others_loss_s(num_prompt_tokens: int, candidate: Candidate, token_s: float) -> float:
     """What the request takes from those that are there, and from those that come later."""
     load = candidate.load
     steps_s = num_sharing(candidate) * load.step_time_s
-    stalls_s = STALL_WEIGHT * load.num_running * prefill.compute_s if load.step_time_s else 0.0
     if load.num_blocks <= 0:  # not measured
-        return steps_s + stalls_s
+        return steps_s
     num_new = max(1, num_prompt_tokens - candidate.num_cached_tokens)
     # KV that has to be freed first was somebody's work; it is about as much to be done again.
     num_freed = max(0, num_new - load.num_free_blocks * candidate.block_size_tokens)
     # Of prefixes that are only kept, somebody may come back for some.
     num_evicted = max(0, num_new - num_freed - load.num_empty_blocks * candidate.block_size_tokens)
     chance = COLDEST_SHARE * (1.0 - _uncached_share(load))
-    return steps_s + stalls_s + (num_freed + chance * num_evicted) * token_s
+    return steps_s + (num_freed + chance * num_evicted) * token_s
 
 
 def num_sharing(candidate: Candidate) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from app.routing.candidate import LOCAL, Candidate, Source, SourceKind
+from app.routing.candidate import LOCAL, Candidate, ReplicaRates, Source, SourceKind
 
 _HOST = Source(SourceKind.HOST)
 _DISK = Source(SourceKind.DISK)
@@ -15,10 +15,6 @@ class Prefill(NamedTuple):
     source: Source
     transfer_s: float
     compute_s: float
-
-    @property
-    def time_s(self) -> float:
-        return self.transfer_s + self.compute_s
 
 
 class Holder(NamedTuple):
@@ -48,38 +44,37 @@ def cheapest_prefill(
     """
     rates, held, chance = candidate.rates, candidate.held, candidate.hit_probability
     near = min(chance * held.accelerator_tokens, num_prompt_tokens)
-    best = Prefill(LOCAL, 0.0, _compute_s(num_prompt_tokens, near, candidate, token_s))
-    transfer_s, loaded = 0.0, near
+    source, transfer_s = LOCAL, 0.0
+    compute_s = _compute_s(num_prompt_tokens, near, rates, token_s)
+    loaded, load_s = near, 0.0
     if rates.host_tokens_per_s > 0:
         reached = min(chance * held.host_tokens, num_prompt_tokens)
         if reached > loaded:
-            transfer_s, loaded = (reached - loaded) / rates.host_tokens_per_s, reached
-            compute_s = _compute_s(num_prompt_tokens, loaded, candidate, token_s)
-            best = _faster(best, Prefill(_HOST, transfer_s, compute_s))
+            load_s, loaded = (reached - loaded) / rates.host_tokens_per_s, reached
+            left_s = _compute_s(num_prompt_tokens, reached, rates, token_s)
+            if load_s + left_s < transfer_s + compute_s:
+                source, transfer_s, compute_s = _HOST, load_s, left_s
     if rates.disk_tokens_per_s > 0:
         reached = min(chance * held.disk_tokens, num_prompt_tokens)
         if reached > loaded:
-            transfer_s += (reached - loaded) / rates.disk_tokens_per_s
-            compute_s = _compute_s(num_prompt_tokens, reached, candidate, token_s)
-            best = _faster(best, Prefill(_DISK, transfer_s, compute_s))
+            load_s += (reached - loaded) / rates.disk_tokens_per_s
+            left_s = _compute_s(num_prompt_tokens, reached, rates, token_s)
+            if load_s + left_s < transfer_s + compute_s:
+                source, transfer_s, compute_s = _DISK, load_s, left_s
     if holder is not None and rates.peer_tokens_per_s > 0:
         reached = min(holder.num_tokens, num_prompt_tokens)
         if reached > near and holder.source.peer_id != candidate.engine_id:
-            transfer_s = (reached - near) / rates.peer_tokens_per_s
-            compute_s = _compute_s(num_prompt_tokens, reached, candidate, token_s)
-            best = _faster(best, Prefill(holder.source, transfer_s, compute_s))
-    return best
+            load_s = (reached - near) / rates.peer_tokens_per_s
+            left_s = _compute_s(num_prompt_tokens, reached, rates, token_s)
+            if load_s + left_s < transfer_s + compute_s:
+                source, transfer_s, compute_s = holder.source, load_s, left_s
+    return Prefill(source, transfer_s, compute_s)
 
 
 def _compute_s(
-    num_prompt_tokens: int, num_present: float, candidate: Candidate, token_s: float
+    num_prompt_tokens: int, num_present: float, rates: ReplicaRates, token_s: float
 ) -> float:
     # The last prompt token is always computed, or there would be nothing to sample from.
     num_missing = max(1.0, num_prompt_tokens - num_present)
-    rates = candidate.rates
     depth = num_prompt_tokens - 0.5 * num_missing
     return rates.prefill_base_s + num_missing * (token_s + rates.prefill_attended_s * depth)
-
-
-def _faster(first: Prefill, second: Prefill) -> Prefill:
-    return second if second.time_s < first.time_s else first
