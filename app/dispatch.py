@@ -105,6 +105,7 @@ class Dispatcher:
         self._waiting.reconfigure(config)
         self._admission.reconfigure(config)
         self.fleet.reconfigure(config.prefix_index_max_bytes, config.pools)
+        self._waiting.rechoose(None)  # those of a pool that there is no more
 
     def enqueue(self, *jobs: Job) -> None:
         """Take all ``jobs`` or none; their answers hear everything from here on.

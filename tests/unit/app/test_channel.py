@@ -23,6 +23,7 @@ from engine.messages import (
     GetSnapshot,
     Grant,
     LoadView,
+    Peers,
     Query,
     Reply,
     ReturnCredits,
@@ -187,6 +188,12 @@ async def test_a_refusal_ends_all_samples(pair: Pair) -> None:
     assert not any(isinstance(message, Abort) for message in heard)
 
 
+async def test_it_hears_how_many_gateways_there_are(pair: Pair) -> None:
+    assert pair.client.num_gateways == 1
+    pair.send(Peers(3))
+    await until(lambda: pair.client.num_gateways == 3)
+
+
 async def test_a_draining_engine_takes_nothing_more_and_finishes_what_runs(pair: Pair) -> None:
     deltas: list[TokenDelta] = []
     await pair.grant(2)
@@ -227,6 +234,8 @@ async def test_a_message_that_is_not_understood_closes_the_connection(pair: Pair
         StepFrame([], LoadView(pending_prefill_tokens=10**18)),
         Grant(-1),
         Grant(10**12),
+        Peers(0),
+        Peers(10**12),
         make_card(),
     ],
 )

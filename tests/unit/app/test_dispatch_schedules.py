@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from app.answers.answer import Answer, AskedPrompt
 from app.answers.generation import FinishedBy, Piece, TextRules
-from app.config import GatewayConfig
+from app.config import GatewayConfig, PoolConfig, PoolsConfig
 from app.dispatch import Dispatcher
 from app.errors import ApiError
 from app.queue import Job
@@ -75,9 +75,9 @@ def make_prompt(pick: int) -> Prompt:
 class Schedule:
     """One dispatcher, any number of engines, and what a schedule does to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pools: PoolsConfig) -> None:
         self.now_s = 0.0
-        config = GatewayConfig(max_queue_len=5, max_queue_wait_s=10)
+        config = GatewayConfig(max_queue_len=5, max_queue_wait_s=10, pools=pools)
         self.dispatcher = Dispatcher("m", config, clock=lambda: self.now_s, first_rotation=0)
         self.engines: list[FakeEngine] = []
         self.answers: list[Answer] = []
@@ -102,8 +102,12 @@ class Schedule:
         self.dispatcher.check_integrity()
         assert self.dispatcher.num_running == sum(len(engine.sinks) for engine in self.engines)
         usable = [engine for engine in self.engines if self.is_open(engine)]
-        if usable:
-            assert self.dispatcher.num_waiting == sum(engine.num_wanted for engine in usable)
+        if usable:  # and those of a pool without a place wait for any
+            num_wanted = sum(engine.num_wanted for engine in usable)
+            waiting = self.dispatcher._waiting
+            stranded = [job for job in waiting if job.engine_id is None]
+            assert self.dispatcher.fleet.pools.of_their_own or not stranded
+            assert self.dispatcher.num_waiting == num_wanted + len(stranded)
 
     def is_open(self, engine: FakeEngine) -> bool:
         member = self.dispatcher.fleet.get(engine.card.engine_id)
@@ -226,10 +230,20 @@ class Schedule:
             self.dispatcher._waiting._tick()
 
 
-@given(OPERATIONS)
-@settings(max_examples=100, deadline=None)
-def test_each_request_ends_once_whatever_happens(operations: list[tuple[str, int]]) -> None:
+NO_POOLS = PoolsConfig()
+POOLS = PoolsConfig(
+    batch=PoolConfig(replica_share=0.4, max_samples_per_replica=2),
+    long_prompts=PoolConfig(replica_share=0, max_lent_samples=1),
+    long_prompt_tokens=200,
+)
+
+
+@given(OPERATIONS, st.sampled_from([NO_POOLS, POOLS]))
+@settings(max_examples=120, deadline=None)
+def test_each_request_ends_once_whatever_happens(
+    operations: list[tuple[str, int]], pools: PoolsConfig
+) -> None:
     async def run() -> None:
-        await Schedule().run(operations)
+        await Schedule(pools).run(operations)
 
     asyncio.run(run())

@@ -147,6 +147,16 @@ async def test_what_is_long_counts_without_what_is_cached(make_bench: MakeBench)
     assert bench.send(400, token=13).engine_id == other
 
 
+async def test_who_waits_for_a_pool_that_is_taken_away_goes_anywhere(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(PoolsConfig(batch=PoolConfig(replica_share=0)))
+    bench.add(FakeEngine("a"))
+    jobs = [bench.send(service_class=BATCH) for _ in range(3)]
+    bench.dispatcher.reconfigure(GatewayConfig())
+    assert all(job.is_running for job in jobs)
+
+
 async def test_without_a_configuration_there_is_one_pool(make_bench: MakeBench) -> None:
     bench = make_bench(PoolsConfig())
     bench.add(*(FakeEngine(engine_id) for engine_id in IDS))
