@@ -57,6 +57,7 @@ def _llama2_70b(
         max_num_seqs=256,
         max_num_batched_tokens=8192,
         num_devices=num_gpus,
+        max_kv_bytes=kv_bytes,
         settings=(
             ("device", "cuda"),
             ("dtype", "bfloat16"),

@@ -27,6 +27,8 @@ class ReplicaKind:
     """The largest step that is known of."""
     num_devices: int = 1
     max_model_len: int | None = None
+    max_kv_bytes: int | None = None
+    """What the devices have room for; None where that is not known."""
     settings: tuple[tuple[str, str | int], ...] = ()
     """Of an engine that runs so: keys and values of its configuration."""
 

@@ -28,6 +28,7 @@ _TRICKLE_PER_S = 1e-4
 """So few that requests don't meet."""
 _ALL_AT_ONCE_PER_S = 1e9
 _NUM_HALVINGS = 8
+_SMALLEST_BATCH = 4
 _SMALLEST_STEP_TOKENS = 64
 _LEAST_GAIN = 1.01
 """Of a setting that replaces another: rates are found no more exactly."""
@@ -81,17 +82,6 @@ class Setting(NamedTuple):
             f"{self.max_num_batched_tokens} tokens"
         )
 
-    @property
-    def engine_settings(self) -> dict[str, str | int | None]:
-        """Keys of an engine's configuration."""
-        return {
-            **dict(self.kind.settings),
-            "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "max_step_stretch": None,
-            "tpot_target_s": None,
-        }
-
 
 class Found(NamedTuple):
     """What a setting bears."""
@@ -112,11 +102,26 @@ class Found(NamedTuple):
 def settings_of(
     kinds: Iterable[ReplicaKind], batches: Sequence[int], step_tokens: Sequence[int]
 ) -> list[Setting]:
-    """Every combination; where none is given, powers of two up to what is known of the kind."""
+    """Every combination; where none is given, powers of two up to what is known of the kind.
+
+    Raises `TuningError` for a size that nothing is known of.
+    """
+    kinds = list(kinds)
+    for kind in kinds:
+        if max(batches, default=0) > kind.max_num_seqs:
+            raise TuningError(
+                f"{kind.label} is known with up to {kind.max_num_seqs} sequences, not with "
+                f"{max(batches)}: lower --batch, or profile more --decodes"
+            )
+        if max(step_tokens, default=0) > kind.max_num_batched_tokens:
+            raise TuningError(
+                f"{kind.label} is known with steps of up to {kind.max_num_batched_tokens} tokens, "
+                f"not of {max(step_tokens)}: lower --step-tokens, or profile a longer --prefill"
+            )
     return [
         Setting(kind, batch, size)
         for kind in kinds
-        for batch in batches or _doubled(1, kind.max_num_seqs)
+        for batch in batches or _doubled(_SMALLEST_BATCH, kind.max_num_seqs)
         for size in step_tokens or _doubled(_SMALLEST_STEP_TOKENS, kind.max_num_batched_tokens)
     ]
 
@@ -136,15 +141,13 @@ class Search:
         workload_at: Callable[[float], Workload],
         *,
         margin: float = 0.0,
-        kv_cache_bytes: int | None = None,
     ) -> None:
-        """``workload_at``: the same requests, so many per second. ``margin``: of each limit, that
-        shall be left. ``kv_cache_bytes``: in place of what a kind has."""
+        """``config``: all that is not searched, the size of the KV pool as well. ``workload_at``:
+        the same requests, so many per second. ``margin``: of each limit, that shall be left."""
         self._config = config
         self._slos = slos
         self._workload_at = workload_at
         self._share = 1.0 - margin
-        self._kv_cache_bytes = kv_cache_bytes
         self._longest_tokens = max(
             request.num_prompt_tokens + request.num_answer_tokens
             for request in workload_at(_TRICKLE_PER_S).requests
@@ -170,6 +173,18 @@ class Search:
         if best is None:
             raise TuningError(self._describe_miss(settings))
         return best
+
+    def engine_settings(self, setting: Setting) -> dict[str, str | int | None]:
+        """Keys of an engine's configuration, and what they become."""
+        kv_bytes, most = self._config.kv_cache_bytes, setting.kind.max_kv_bytes
+        return {
+            **dict(setting.kind.settings),
+            "kv_cache_bytes": kv_bytes if most is None else min(kv_bytes, most),
+            "max_num_seqs": setting.max_num_seqs,
+            "max_num_batched_tokens": setting.max_num_batched_tokens,
+            "max_step_stretch": None,
+            "tpot_target_s": None,
+        }
 
     def play(self, setting: Setting, requests_per_s: float) -> Outcome:
         """What users see at that rate."""
@@ -214,14 +229,12 @@ class Search:
 
     def _replica(self, setting: Setting) -> ReplicaSpec:
         kind = setting.kind
-        settings = {**self._config.model_dump(), **setting.engine_settings}
+        settings = {**self._config.model_dump(), **self.engine_settings(setting)}
         try:
             config = EngineConfig.model_validate(settings)
         except ValidationError as error:
             raise TuningError(f"{setting}: {error.errors()[0]['msg']}") from error
-        num_kv_tokens = kind.num_kv_tokens
-        if self._kv_cache_bytes is not None:
-            num_kv_tokens = self._kv_cache_bytes // kind.kv_token_bytes
+        num_kv_tokens = config.kv_cache_bytes // kind.kv_token_bytes
         return ReplicaSpec(kind.model, num_kv_tokens, config, num_devices=kind.num_devices)
 
     def _describe_miss(self, settings: Sequence[Setting]) -> str:

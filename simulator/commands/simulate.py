@@ -112,6 +112,10 @@ def _case(args: argparse.Namespace) -> _Case:
             f"--replicas is {args.replicas} and --gateways {args.gateways}: a fleet needs one of "
             "each at least"
         )
+    if args.kv_tokens is not None and args.kv_tokens < 1:
+        raise FleetSpecError(f"--kv-tokens is {args.kv_tokens}: no request fits a replica")
+    if args.price is not None and not 0 <= args.price < float("inf"):
+        raise FleetSpecError(f"--price is {args.price}: take 0 or more")
     for name in args.policy:
         try:
             create_policy(name)
@@ -149,7 +153,7 @@ def _workload(args: argparse.Namespace) -> "Workload":
 
     if args.requests is not None and args.requests < 1:
         raise TraceError(f"--requests is {args.requests}: at least one is replayed")
-    if not args.spread_s >= 0:
+    if not 0 <= args.spread_s < float("inf"):
         raise TraceError(f"--spread-s is {args.spread_s}: take 0 s or more")
     workload = read_trace(args.trace, sessions_per_s=args.sessions_per_s)
     if args.requests is not None:

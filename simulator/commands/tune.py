@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--trace", type=Path, metavar="FILE", help="lengths and arrivals of a trace")
     load.add_argument("--prompt-tokens", type=int, default=512, metavar="N", help="mean")
     load.add_argument("--answer-tokens", type=int, default=128, metavar="N", help="mean")
-    load.add_argument("--requests", type=int, default=300, metavar="N")
+    load.add_argument("--requests", type=int, default=200, metavar="N")
     verify = parser.add_argument_group("trial on the real engine of this machine")
     verify.add_argument("--no-verify", action="store_true", help="leave it out")
     verify.add_argument("--verify-requests", type=int, default=48, metavar="N")
@@ -142,30 +142,22 @@ def _workload(args: argparse.Namespace, base: "ServeYaml") -> "Callable[[float],
 def _tune(task: _Task, args: argparse.Namespace) -> int:
     from simulator.tuning import Search, settings_of
 
-    search = Search(
-        task.base.engine,
-        task.slos,
-        task.workload_at,
-        margin=args.margin,
-        kv_cache_bytes=task.base.engine.kv_cache_bytes,
-    )
+    search = Search(task.base.engine, task.slos, task.workload_at, margin=args.margin)
     settings = settings_of(task.kinds, args.batch, args.step_tokens)
     print(f"{task.base.model}: {len(settings)} settings", flush=True)
     found = search.run(settings)
     print(_describe(task, found))
     remark = f"{args.base}, tuned for {' '.join(args.slo)} by simulation:\n{_describe(task, found)}"
-    args.out.write_text(
-        task.base.with_engine(found.setting.engine_settings, remark=remark), encoding="utf-8"
-    )
+    changes = search.engine_settings(found.setting)
+    args.out.write_text(task.base.with_engine(changes, remark=remark), encoding="utf-8")
+    print(f"wrote {args.out}", flush=True)
     checked = _headwater("check", str(args.out))
     if checked.returncode != 0:
-        print(f"{args.out} was written, but cannot be served here:", file=sys.stderr)
+        print("it can't be served on this machine:", file=sys.stderr)
         print(checked.stderr.strip(), file=sys.stderr)
-        return 1
-    print(f"wrote {args.out}")
-    if not args.no_verify:
-        _verify(task, found, args)
-    return 0
+        # A preset is of other hardware than this machine's.
+        return 0 if args.gpu else 1
+    return 0 if args.no_verify or _verify(task, found, args) else 1
 
 
 def _describe(task: _Task, found: "Found") -> str:
@@ -176,19 +168,24 @@ def _describe(task: _Task, found: "Found") -> str:
     )
 
 
-def _verify(task: _Task, found: "Found", args: argparse.Namespace) -> None:
-    """The same requests at the rate that was found, with the old settings and the new ones."""
+def _verify(task: _Task, found: "Found", args: argparse.Namespace) -> bool:
+    """Play the same requests at the rate that was found on the engine, with the old settings and
+    the new ones. False: the new ones break a limit there, or could not be tried."""
     workload = task.workload_at(found.requests_per_s).first(args.verify_requests)
     print(f"on the engine, {len(workload)} requests at {found.requests_per_s:.3g} requests/s:")
+    is_kept = False
     for label, file in (("before", args.base), ("tuned", args.out)):
         outcome = _replay(workload, file, task.base.model)
         if isinstance(outcome, str):
-            print(f"{label}: not tried: {outcome}")
+            print(f"{label}: not tried: {outcome}", flush=True)
+            is_kept = False
             continue
         figures = ", ".join(f"{s.name} {s.measured_ms(outcome):.4g}" for s in task.slos)
-        kept = all(s.measured_ms(outcome) <= s.limit_ms for s in task.slos)
-        verdict = "within the limits" if kept else "beyond a limit"
-        print(f"{label}: {outcome.answer_tokens_per_s:.1f} tokens/s, {figures}: {verdict}")
+        is_kept = all(s.measured_ms(outcome) <= s.limit_ms for s in task.slos)
+        verdict = "within the limits" if is_kept else "beyond a limit"
+        speed = f"{outcome.answer_tokens_per_s:.1f} tokens/s"
+        print(f"{label}: {speed}, {figures}: {verdict}", flush=True)
+    return is_kept
 
 
 def _replay(workload: "Workload", file: Path, model: str) -> "Outcome | str":

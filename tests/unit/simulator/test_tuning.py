@@ -1,6 +1,7 @@
 """A search finds the settings that bear the most within limits, or says what can't be had."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from simulator.tuning import Found, Search, Setting, Slo, TuningError, parse_slo
 from simulator.workload import Workload
 
 COST = StepCost(0.010, 1e-4, 1e-3)
-CONFIG = EngineConfig(runner="paced")
+CONFIG = EngineConfig(runner="paced", kv_cache_bytes=2_000_000)
 
 
 def kind(label: str = "slow", cost: StepCost = COST, num_devices: int = 1) -> ReplicaKind:
@@ -60,9 +61,13 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
 
 def test_settings_are_doubled_up_to_what_is_known_unless_they_are_given() -> None:
     settings = settings_of([kind()], [], [])
-    assert sorted({s.max_num_seqs for s in settings}) == [1, 2, 4, 8, 16]
+    assert sorted({s.max_num_seqs for s in settings}) == [4, 8, 16]
     assert sorted({s.max_num_batched_tokens for s in settings}) == [64, 128, 256, 512]
     assert settings_of([kind()], [3], [70]) == [Setting(kind(), 3, 70)]
+    with pytest.raises(TuningError, match="up to 16 sequences, not with 17"):
+        settings_of([kind()], [17], [])
+    with pytest.raises(TuningError, match="up to 512 tokens, not of 513"):
+        settings_of([kind()], [], [513])
 
 
 def test_the_best_is_found_and_keeps_the_limits() -> None:
@@ -98,6 +103,20 @@ def test_ranks_must_earn_their_devices() -> None:
 
     assert taken("tpot_p99_ms=60").setting.kind.label == "one"
     assert taken("tpot_mean_ms=10").setting.kind.label == "two"
+
+
+def test_settings_are_an_engines_and_kv_fits_the_devices() -> None:
+    small = replace(kind(num_devices=2), max_kv_bytes=1_000_000)
+    tuning = search("ttft_p99_ms=1000")
+    assert tuning.engine_settings(Setting(kind(), 8, 128))["kv_cache_bytes"] == 2_000_000
+    assert tuning.engine_settings(Setting(small, 8, 128)) == {
+        "tensor_parallel_size": 2,
+        "kv_cache_bytes": 1_000_000,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 128,
+        "max_step_stretch": None,
+        "tpot_target_s": None,
+    }
 
 
 def test_an_impossible_limit_is_said_with_how_near_one_gets() -> None:
