@@ -20,7 +20,8 @@ class TrafficMeter:
 
     def record(self, now_s: float, num_uncached_tokens: int) -> None:
         """A request was sent that has ``num_uncached_tokens`` to be computed."""
-        if self._last_s is None:  # it only starts the clock
+        if self._last_s is None or now_s < self._last_s:  # it only starts the clock
+            self._num_requests = self._num_tokens = self._weight_s = 0.0
             self._last_s = now_s
             return
         self._pass(now_s)

@@ -26,6 +26,7 @@ def unseen_requests(gateways: Gateways, candidates: Sequence[Candidate]) -> list
     for place, index in enumerate(by_id):
         start = place * length
         own = min(start + length, home_start + home_length) - max(start, home_start)
-        per_s = gateways.requests_per_s * (length - max(0.0, own)) * gateways.number
+        not_own = max(0.0, length - max(0.0, own))
+        per_s = gateways.requests_per_s * gateways.number * not_own
         unseen[index] = per_s * candidates[index].age_s
     return unseen
