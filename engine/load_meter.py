@@ -34,6 +34,11 @@ class LoadMeter:
             speed = num_prefill_tokens / step_time_s
             self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, speed, weight)
 
+    def record_alike(self, step_time_s: float, num_steps: int) -> None:
+        """As ``record``, of so many steps without prefill that took ``step_time_s`` each."""
+        weight = 1 - (1 - _STEP_WEIGHT) ** num_steps
+        self.step_time_s = _average(self.step_time_s, step_time_s, weight)
+
 
 def _average(old: float, new: float, weight: float) -> float:
     return new if old == 0 else old + weight * (new - old)

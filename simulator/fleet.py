@@ -5,8 +5,10 @@ meanwhile.
 time.
 """
 
+import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -25,6 +27,8 @@ from simulator.workload import SimulatedRequest, Workload, followers
 
 _TOLD_KEY_TOKENS = 128
 """Routers are told of a key of so many tokens, or of each of a workload's larger blocks."""
+
+_ALLOCATIONS_PER_COLLECTION = 200_000
 
 
 class FleetChange(NamedTuple):
@@ -69,6 +73,17 @@ def simulate(workload: Workload, spec: FleetSpec) -> Outcome:
     fleet = SimulatedFleet(workload, spec)
     fleet.run()
     return fleet.outcome()
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Nearly all that a simulation makes is freed without them; each looks at all of it."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def block_units(block_size_tokens: int) -> BlockUnits:
@@ -138,7 +153,8 @@ class SimulatedFleet:
                 self.clock.at(request.arrival_s, partial(self._arrive, request))
         for change in self._spec.changes:
             self.clock.at(change.at_s, partial(self._change, change))
-        self.clock.run()
+        with _rare_collections():
+            self.clock.run()
 
     def outcome(self) -> Outcome:
         """After ``run``."""

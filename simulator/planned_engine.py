@@ -36,8 +36,6 @@ from engine.step_time import StepWork, measure_work
 from simulator.performance import PerformanceModel
 from simulator.stretch import Stretch, advance, blocks_needed
 
-_METERED_STEPS = 40
-"""Of a stretch: earlier ones weigh less than 2 % in a moving average."""
 _WELL_KNOWN_ERROR = 0.01
 _LOOK_AGAIN_RUNS = 32
 _NO_TIMEOUT_S = math.inf
@@ -45,11 +43,15 @@ _NO_TIMEOUT_S = math.inf
 
 @dataclass(slots=True)
 class Progress:
-    """What a run changed."""
+    """What a run changed; a stretch that was cut before anybody ended changed nothing that routers
+    go by.
+    """
 
     begun: list[Sequence] = field(default_factory=list)
     """That have their first token now."""
     ended: list[Sequence] = field(default_factory=list)
+    has_news: bool = True
+    """For routers."""
 
 
 @dataclass(slots=True)
@@ -242,14 +244,15 @@ class PlannedEngine:
             self._meter_answer(sequence)
         self._is_blocked &= not ended
         self._notes.take()
-        return Progress(ended=ended)
+        return Progress(ended=ended, has_news=bool(ended))
 
     def _advance(self, stretch: Stretch, num_steps: int) -> None:
         """The first ``num_steps`` of it are done."""
         advance(self._scheduler, self._blocks, num_steps)
         self.num_steps += num_steps
-        for index in range(max(0, num_steps - _METERED_STEPS), num_steps):
-            self._meter.record(stretch.step_time_s(index), 0)
+        if num_steps:
+            # The last ones count most, and they differ little.
+            self._meter.record_alike(stretch.step_time_s(num_steps - 1), num_steps)
 
     def _meter_answer(self, sequence: Sequence) -> None:
         assert sequence.admitted_s is not None

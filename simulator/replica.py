@@ -24,7 +24,7 @@ from engine.messages import (
 from engine.sequence import Sequence as EngineSequence
 from engine.step_time import StepWork
 from simulator.clock import VirtualClock
-from simulator.planned_engine import PlannedEngine
+from simulator.planned_engine import PlannedEngine, Progress
 from simulator.replica_spec import BlockUnits, ReplicaSpec
 from simulator.tiers import Link, NodeTiers
 from simulator.workload import SimulatedRequest
@@ -175,7 +175,7 @@ class SimulatedReplica:
 
     def first_report(self) -> Report:
         """Of a replica that has just started."""
-        return Report(self.engine_id, self._clock.now_s, self._load_view(), (), (), ())
+        return self._report(Progress())
 
     def _held_blocks(self, request: SimulatedRequest) -> int:
         keys = request.block_keys
@@ -256,7 +256,16 @@ class SimulatedReplica:
         progress = self._engine.finish()
         for sequence in progress.begun:
             self._tiers.store(self._open[sequence.request.request_id].request.block_keys)
-        report = Report(
+        report = self._report(progress) if progress.has_news else None
+        if self._engine.has_work:
+            self._begin()
+        if report is not None:
+            self._listener(report)
+        for sequence in progress.ended:
+            del self._open[sequence.request.request_id]
+
+    def _report(self, progress: Progress) -> Report:
+        return Report(
             self.engine_id,
             self._clock.now_s,
             self._load_view(),
@@ -264,11 +273,6 @@ class SimulatedReplica:
             progress.begun,
             progress.ended,
         )
-        if self._engine.has_work:
-            self._begin()
-        self._listener(report)
-        for sequence in progress.ended:
-            del self._open[sequence.request.request_id]
 
     def _load_view(self) -> LoadView:
         """As routers count blocks, and with those whose prefix is being loaded."""

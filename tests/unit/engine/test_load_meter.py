@@ -34,3 +34,13 @@ def test_the_last_tokens_of_cached_prompts_hardly_move_the_prefill_speed() -> No
     for _ in range(20):
         meter.record(0.1, num_prefill_tokens=1)
     assert meter.prefill_tokens_per_s > 5000
+
+
+def test_steps_alike_count_as_if_one_by_one() -> None:
+    at_once, one_by_one = LoadMeter(), LoadMeter()
+    for meter in (at_once, one_by_one):
+        meter.record(0.5, 0)
+    at_once.record_alike(0.1, 7)
+    for _ in range(7):
+        one_by_one.record(0.1, 0)
+    assert at_once.step_time_s == pytest.approx(one_by_one.step_time_s)

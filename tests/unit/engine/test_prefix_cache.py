@@ -76,6 +76,12 @@ def test_events_name_every_eighth_block_and_count_up() -> None:
     assert cache.take_events() == CacheEvents(2, stored=[], evicted=[keys[KEY_STRIDE - 1]])
 
 
+def test_events_name_as_many_blocks_as_routers_are_to_be_told_of() -> None:
+    cache, keys = PrefixCache(make_geometry((None,)), key_stride=2), make_keys(5)
+    insert_chain(cache, keys)
+    assert cache.take_events() == CacheEvents(1, stored=[keys[1], keys[3]], evicted=[])
+
+
 def test_events_say_how_things_stand_not_how_they_came_about() -> None:
     cache, keys = make_cache(), make_keys(KEY_STRIDE)
     last = keys[-1]

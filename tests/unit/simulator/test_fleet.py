@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.messages import ServiceClass
 from engine.performance_profile import StepCost
+from engine.step_time import StepWork
 from simulator.errors import FleetSpecError, SimulationError
 from simulator.fleet import FleetChange, FleetSpec, block_units, simulate
 from simulator.outcome import Outcome
 from simulator.performance import Bandwidths, LinearModel
 from simulator.replica_spec import ReplicaSpec
 from simulator.synthetic import chat, poisson
-from simulator.workload import SimulatedRequest, Workload, hit_ceiling
+from simulator.workload import SimulatedRequest, Workload
 
 MODEL = LinearModel(
     StepCost(0.015, 1 / 6000, 0.0002, 1e-8),
@@ -125,21 +126,39 @@ def test_a_session_thinks_between_answer_and_question() -> None:
             assert by_id[request.request_id].arrival_s == pytest.approx(expected_s)
 
 
-def test_what_the_accelerator_dropped_comes_back_from_its_node() -> None:
-    small = replace(REPLICA, num_kv_tokens=9_000, config=TIGHT)
-    bare = simulate(CHAT, FleetSpec(2, small))
-    tiered = simulate(CHAT, FleetSpec(2, replace(small, host_tokens=500_000)))
-    assert tiered.counts["host_tokens"] > 0
-    assert tiered.hit_rate > bare.hit_rate + 0.03
-    assert tiered.hit_rate <= hit_ceiling(CHAT)
-    assert tiered.ttft_s.mean < bare.ttft_s.mean
+def evicted_and_asked_again(host_tokens: int, disk_tokens: int) -> Outcome:
+    """One prompt, then others that push it out, then the first one again."""
+    names = ["a", "b", "c", "d", "a"]
+    requests = [
+        SimulatedRequest(
+            f"r{number}",
+            10.0 * number,
+            2060,
+            4,
+            [(name.encode() + bytes([index])).ljust(16) for index in range(16)],
+        )
+        for number, name in enumerate(names)
+    ]
+    replica = replace(REPLICA, num_kv_tokens=5000, host_tokens=host_tokens, disk_tokens=disk_tokens)
+    return simulate(Workload("w", 128, tuple(requests)), FleetSpec(1, replica))
 
 
-def test_what_memory_dropped_comes_back_from_disk() -> None:
-    small = replace(REPLICA, num_kv_tokens=9_000, config=TIGHT, host_tokens=9_000)
-    tiered = simulate(CHAT, FleetSpec(2, replace(small, disk_tokens=500_000)))
-    assert tiered.counts["disk_tokens"] > 0
-    assert tiered.hit_rate > simulate(CHAT, FleetSpec(2, small)).hit_rate
+@pytest.mark.parametrize(
+    ("host_tokens", "disk_tokens", "source", "tokens_per_s"),
+    [(20_000, 0, "host", 100_000), (4_500, 20_000, "disk", 20_000)],
+)
+def test_what_the_accelerator_dropped_comes_back_from_its_node(
+    host_tokens: int, disk_tokens: int, source: str, tokens_per_s: int
+) -> None:
+    bare = evicted_and_asked_again(0, 0).requests[-1]
+    assert bare.num_cached_tokens == 0
+    outcome = evicted_and_asked_again(host_tokens, disk_tokens)
+    again = outcome.requests[-1]
+    assert again.num_cached_tokens == again.num_loaded_tokens == 2048
+    assert outcome.counts[f"{source}_tokens"] == 2048
+    rest_s = MODEL.step_time_s(StepWork(12))
+    assert again.ttft_s == pytest.approx(2048 / tokens_per_s + rest_s, rel=0.01)
+    assert bare.ttft_s > 2 * again.ttft_s
 
 
 def test_prefixes_are_pulled_from_the_peer_that_the_policy_names() -> None:
