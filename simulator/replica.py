@@ -147,6 +147,9 @@ class SimulatedReplica:
             _NO_TIMEOUT_S,
             service_class=request.service_class,
         )
+        if peer is None and not self.spec.host_tokens:
+            self._enter(entry, sequence_request, ())
+            return
         num_held = self._held_blocks(request)
         load = self._best_load(request, num_held, peer)
         if load.end == num_held:
