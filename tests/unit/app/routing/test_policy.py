@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.routing.candidate import Candidate, HeldPrefix, RouteRequest
+from app.routing.candidate import (
+    LOCAL,
+    Candidate,
+    Gateways,
+    HeldPrefix,
+    ReplicaRates,
+    RouteRequest,
+    Source,
+    SourceKind,
+)
 from app.routing.policy import (
     TIE_S,
     choose,
@@ -178,3 +187,98 @@ def test_prompts_that_wait_count_with_the_share_that_is_usually_not_cached() -> 
 def test_a_first_token_takes_a_step_at_least_and_comes_amid_one() -> None:
     assert ttft_s(1, candidate("idle")) == pytest.approx(0.02)
     assert ttft_s(1, candidate("busy", loaded(num_running=1))) == pytest.approx(0.03)
+
+
+def test_a_prefix_is_pulled_once_the_queue_at_its_holder_costs_more() -> None:
+    rates = ReplicaRates(peer_tokens_per_s=10_000)
+    idle = candidate("idle", rates=rates)
+    for pending, engine_id in ((50, "holder"), (500, "idle")):
+        holder = candidate(
+            "holder",
+            loaded(pending_prefill_tokens=pending),
+            held=HeldPrefix(1000, 1000, 1000),
+            rates=rates,
+        )
+        choice = choose(RouteRequest(1100), [holder, idle])
+        assert choice.candidate.engine_id == engine_id
+        expected = Source(SourceKind.PEER, "holder") if engine_id == "idle" else LOCAL
+        assert choice.source == expected
+
+
+def test_gateways_that_see_the_same_old_views_do_not_jump_on_one_replica() -> None:
+    replicas = [candidate(f"e{number}", age_s=1.0) for number in range(8)]
+    chosen = {
+        choose(
+            RouteRequest(1000, gateways=Gateways(rank, 4, 1.0, 1000.0)), replicas
+        ).candidate.engine_id
+        for rank in range(4)
+    }
+    assert len(chosen) == 4
+
+
+def test_new_prefixes_go_to_one_place_from_every_gateway_and_different_ones_spread() -> None:
+    replicas = [candidate(f"e{number}") for number in range(8)]
+    places = Counter[str]()
+    for affinity in range(400):
+        chosen = {
+            choose(
+                RouteRequest(1000, affinity=affinity, rotation=turn), replicas
+            ).candidate.engine_id
+            for turn in range(4)
+        }
+        assert len(chosen) == 1
+        places.update(chosen)
+    assert max(places.values()) < 2 * min(places.values())
+
+
+def test_what_a_placement_evicts_counts_by_the_chance_that_it_is_wanted_again() -> None:
+    reused = loaded(num_prompt_tokens=100, num_cached_prompt_tokens=90)
+    roomy = candidate("roomy", msgspec.structs.replace(reused, num_empty_blocks=1000))
+    full = candidate("full", reused)
+    assert choose(RouteRequest(1000), [full, roomy]).candidate.engine_id == "roomy"
+    request = RouteRequest(1000)
+    assert cost_s(request, full) - cost_s(request, roomy) == pytest.approx(0.2 * 0.9 * 1.0)
+    assert cost_s(request, candidate("unused")) == cost_s(request, roomy), "nobody comes back"
+
+
+WILD = st.sampled_from([0.0, 1e-300, 1.0, 1e300, float("inf")])
+WILD_CANDIDATES = st.builds(
+    Candidate,
+    engine_id=st.uuids().map(str),
+    load=st.builds(
+        LoadView,
+        num_running=st.integers(0, 10**9),
+        pending_prefill_tokens=st.integers(0, 10**15),
+        num_free_blocks=st.integers(-10, 10**9),
+        num_blocks=st.integers(0, 10**9),
+        prefill_tokens_per_s=WILD,
+        step_time_s=WILD,
+        mean_answer_s=WILD,
+    ),
+    block_size_tokens=st.integers(1, 10**6),
+    held=st.builds(HeldPrefix, *3 * [st.integers(0, 10**9)]),
+    num_in_flight=st.integers(0, 10**9),
+    num_unseen=st.integers(0, 10**9),
+    num_unseen_tokens=st.integers(0, 10**15),
+    max_num_seqs=st.integers(0, 3),
+    rates=st.builds(ReplicaRates, *6 * [WILD]),
+    hit_probability=st.floats(0, 1),
+    age_s=WILD,
+)
+
+
+@given(
+    st.integers(1, 10**9),
+    st.lists(WILD_CANDIDATES, min_size=1, max_size=4),
+    st.builds(Gateways, st.integers(0, 99), st.integers(1, 99), WILD, WILD),
+    st.integers(0, 2**64),
+)
+def test_whatever_engines_claim_one_is_chosen(
+    num_prompt_tokens: int, candidates: list[Candidate], gateways: Gateways, rotation: int
+) -> None:
+    request = RouteRequest(num_prompt_tokens, rotation=rotation, gateways=gateways)
+    choice = choose(request, candidates)
+    assert choice.candidate in candidates
+    assert choice.source.peer_id != choice.candidate.engine_id
+    for each in candidates:
+        assert cost_s(request, each) >= 0  # false for NaN
