@@ -2,8 +2,9 @@
 
 Step times of the GPUs are medians of what Splitwise published (github.com/Mutinifni/splitwise-sim,
 data/perf_model.csv, MIT licence: llama2-70b in 16 bits, 2023), rounded; one prompt or several in a
-step count by their tokens; beyond 64 decodes the last slope goes on. They predate today's kernels: order and ratios hold better than
-milliseconds. KV is what 90 % of the memory leaves beside 141 GB of weights and 4 GB of workspace.
+step count by their tokens, and beyond 64 decodes the last slope goes on. They predate today's
+kernels: order and ratios hold better than milliseconds. KV is what 90 % of the memory leaves beside
+141 GB of weights and 4 GB of workspace.
 ``teaching`` is no measurement at all: see ``simulator.teaching``.
 """
 
