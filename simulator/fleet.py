@@ -119,6 +119,7 @@ class SimulatedFleet:
         self._gateways = [
             FleetGateway(
                 number,
+                spec.num_gateways,
                 policy.choose,
                 self._units,
                 stale_s=spec.stale_s,

@@ -35,8 +35,8 @@ class _Connection:
     card: ModelCard
     load: LoadView
     ask_snapshot: Callable[[], None]
+    num_gateways: int
     is_accepting: bool = True
-    num_gateways: int = 1
 
     def request_snapshot(self) -> None:
         self.ask_snapshot()
@@ -48,6 +48,7 @@ class FleetGateway:
     def __init__(
         self,
         number: int,
+        num_gateways: int,
         choose: RoutingPolicy,
         units: BlockUnits,
         *,
@@ -56,6 +57,7 @@ class FleetGateway:
         ask_snapshot: Callable[["FleetGateway", str], None],
     ) -> None:
         """``told``: for policies that go by what was sent before."""
+        self._num_gateways = num_gateways
         self._choose = choose
         self._units = units
         self._stale_s = stale_s
@@ -68,6 +70,7 @@ class FleetGateway:
             clock=lambda: self._now_s,
             policy=self._decide,
             first_rotation=number * 0x9E3779B9,
+            rank=number,
         )
         self._rates: dict[str, Bandwidths] = {}
         """Of replicas that load from anywhere."""
@@ -98,7 +101,9 @@ class FleetGateway:
             max_num_seqs=replica.spec.config.max_num_seqs,
         )
         engine_id = replica.engine_id
-        connection = _Connection(card, load, lambda: self._ask_snapshot(self, engine_id))
+        connection = _Connection(
+            card, load, lambda: self._ask_snapshot(self, engine_id), self._num_gateways
+        )
         # A fleet view submits nothing, so that the rest of a client is not asked for.
         self._fleet.add(Member(cast("EngineClient", connection)))
         self._numbers[engine_id] = len(self._numbers)
