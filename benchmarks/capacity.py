@@ -294,8 +294,8 @@ assumed, and none without prefix hits;
   Every gateway also follows the cache events of all replicas, and an index of all their keys is far
   above its default bound. Fleets of this size want cells: groups of up to 64 replicas with gateways
   of their own, which divide channels, events and index by \
-{case.num_replicas / 64:.0f}. Cells are not built yet: until then run
-  several deployments behind one load balancer that keeps a session in its deployment.
+{case.num_replicas / 64:.0f}: a fleet above 64 replicas is cut into them by itself, and
+  `cells_per_gateway` says how many of them one gateway connects to.
 """
 
 
