@@ -39,6 +39,9 @@ class ChatWorkload:
     """Of what was said before, without system prompt and new message. With the defaults a prompt
     has 3,000 tokens in the mean."""
     ignore_eos: bool = True
+    mark: str = ""
+    """Begins each user's message: workloads that differ in it alone share the system prompts only,
+    so that none profits of what another one left in a cache."""
 
     def __post_init__(self) -> None:
         for name in ("num_turns", "num_system_prompts", "mean_user_words", "mean_answer_tokens"):
@@ -82,7 +85,7 @@ class ChatWorkload:
         history: list[dict[str, str]] = []
         for _ in range(self.num_turns):
             history = _trimmed(history, self.max_history_words)
-            user = _words(draw, _length(draw, self.mean_user_words))
+            user = f"{self.mark} {_words(draw, _length(draw, self.mean_user_words))}".lstrip()
             answer_tokens = _length(draw, self.mean_answer_tokens)
             history.append({"role": "user", "content": user})
             yield ChatTurn([system, *history], answer_tokens)

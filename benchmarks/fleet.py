@@ -18,27 +18,23 @@ import threading
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.chat_workload import ChatWorkload
+from benchmarks.fleet_file import PEER_PATH, FleetShape, fleets_file
 from benchmarks.load import OpenLoop
-from benchmarks.machine import REPOSITORY
 from benchmarks.result import BenchmarkResult, CaseResult
 from benchmarks.serving_options import parse_target
 from benchmarks.serving_server import MeasurementError, Server
 from benchmarks.serving_summary import compare
 from benchmarks.statistics import MIN_PAIRS
-from deployments.environment import headwater_home
 from deployments.local_environment import free_port
 from deployments.local_serve import LocalServe
 from deployments.report import State
-from engine.checkpoints.store import checkpoint_path
 
 PEER = "the same engines behind Serve's power-of-two-choices"
-PEER_PATH = "/peer"
 START_TIMEOUT_S = 300.0
 RUN_TIMEOUT_S = 600.0
 ENGINE = {
@@ -56,10 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 if a result was written, 1 if not."""
     options = _parse_options(argv)
     port = free_port()
+    shape = FleetShape(options.model, options.replicas, options.gateways, ENGINE)
     try:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "fleet.yaml"
-            file.write_text(yaml.safe_dump(_serve_file(options, port)), "utf-8")
+            file.write_text(yaml.safe_dump(fleets_file(shape, port)), "utf-8")
             with LocalServe(file, health_url=f"http://127.0.0.1:{port}/health") as local:
                 report = local.wait_until_ready(threading.Event(), timeout_s=START_TIMEOUT_S)
                 if report.state is not State.READY:
@@ -90,8 +87,8 @@ async def _measure(options: argparse.Namespace, url: str) -> list[CaseResult]:
         think_s=options.think_s,
     )
     ours, peer = (
-        Server(parse_target(base, model=options.model, api_key=None, allow_remote=False))
-        for base in (url, url + PEER_PATH)
+        Server(parse_target(base, model=model, api_key=None, allow_remote=False))
+        for base, model in ((url, options.model), (url + PEER_PATH, "power_of_two"))
     )
     pairs, predicted, actual = [], 0.0, 0.0
     try:
@@ -137,37 +134,6 @@ def _hits(url: str) -> tuple[float, float]:
             if sample.name in sums:
                 sums[sample.name] += sample.value
     return sums[PREDICTED], sums[ACTUAL]
-
-
-def _serve_file(options: argparse.Namespace, port: int) -> dict[str, Any]:
-    checkpoint = checkpoint_path(headwater_home(), options.model)
-    quickstart = yaml.safe_load((REPOSITORY / "configs" / "quickstart.yaml").read_text("utf-8"))
-    args = quickstart["applications"][1]["args"]
-    shared = {"name": options.model, "num_replicas": options.replicas, "engine": ENGINE}
-    gateway = {
-        "name": "gateway",
-        "route_prefix": "/",
-        "import_path": "deployments.build:build_gateway",
-        "args": {"num_replicas": options.gateways},
-        "deployments": [{"name": "Gateway", "user_config": {"models": [{"name": options.model}]}}],
-    }
-    model = {
-        "name": options.model,
-        "route_prefix": None,
-        "import_path": "deployments.build:build_model",
-        "args": {**shared, "source": args["source"], "num_cpus": 0},
-    }
-    peer = {
-        "name": "peer",
-        "route_prefix": PEER_PATH,
-        "import_path": "benchmarks.serve_peer:build",
-        "args": {**shared, "checkpoint": str(checkpoint), "num_gateways": options.gateways},
-    }
-    return {
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "proxy_location": "HeadOnly",
-        "applications": [gateway, model, peer],
-    }
 
 
 def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:

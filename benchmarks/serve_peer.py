@@ -1,8 +1,9 @@
-"""The fleet benchmark's peer: the same engines and the same gateway, with Serve's default router
+"""The fleet benchmarks' peer: the same engines and the same gateway, with a request router of Serve
 between them.
 
 Each engine steps in a thread of its Serve replica. The gateway reaches all of them by one streaming
-handle, whose router takes the less busy of two random replicas. Nothing here is used in service.
+handle. To clients there is one model per router, called as the router (`serve_peer_routers`).
+Nothing here is used in service.
 """
 
 # Serve reads the annotations of builders, so they must stay real classes: no postponing here.
@@ -12,12 +13,13 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -26,6 +28,7 @@ from app.config import GatewayConfig, ModelRoute
 from app.gateway import Gateway
 from app.membership import EngineAddress, PrepareCard
 from app.server import create_asgi_app
+from benchmarks.serve_peer_routers import PeerRequest, RouterName, prompt_text
 from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine
 from engine.messages import EngineRequest, FinishReason, LoadView, ModelCard, QueryKind, TokenDelta
@@ -49,14 +52,23 @@ class PeerArgs(BaseModel):
     num_replicas: int
     num_gateways: int
     engine: EngineConfig
+    routers: tuple[RouterName, ...] = ("power_of_two",)
 
 
 def build(args: PeerArgs) -> Application:
-    """Engines with Serve's default request router, and gateways in front."""
+    """Engines with Serve's default request router, or with one that can do more where asked for,
+    and gateways in front."""
     engines = serve.deployment(
         name="PeerEngine",
         num_replicas=args.num_replicas,
         max_ongoing_requests=args.engine.max_num_seqs,
+        request_router_config=(
+            RequestRouterConfig()
+            if args.routers == ("power_of_two",)
+            else RequestRouterConfig(
+                request_router_class="benchmarks.serve_peer_routers:SwitchedRouter"
+            )
+        ),
         ray_actor_options={"num_cpus": 0},
     )(PeerEngine)
     gateway = serve.deployment(
@@ -66,7 +78,7 @@ def build(args: PeerArgs) -> Application:
         ray_actor_options={"num_cpus": 0},
     )(PeerGateway)
     spec = EngineSpec(model=args.name, checkpoint=Path(args.checkpoint), config=args.engine)
-    return gateway.bind(args.name, engines.bind(spec.model_dump_json()))
+    return gateway.bind(args.routers, engines.bind(spec.model_dump_json()))
 
 
 class PeerEngine:
@@ -104,9 +116,9 @@ class PeerEngine:
         """The encoded model card."""
         return self._card
 
-    async def generate(self, payload: bytes) -> AsyncIterator[bytes]:
-        """Runs an encoded `EngineRequest`; yields the encoded deltas of each step."""
-        request = msgspec.msgpack.decode(payload, type=EngineRequest)
+    async def generate(self, asked: PeerRequest) -> AsyncIterator[bytes]:
+        """Runs a request; yields the encoded deltas of each step."""
+        request = msgspec.msgpack.decode(asked.payload, type=EngineRequest)
         stream = self._streams[request.request_id] = asyncio.Queue()
         self._inbox.put(request)
         try:
@@ -154,9 +166,14 @@ class HandleClient:
     """`app.client.EngineClient` over a Serve handle: all engines look like one that takes all."""
 
     def __init__(
-        self, handle: DeploymentHandle[Any], card: ModelCard, listener: EngineListener
+        self,
+        handle: DeploymentHandle[Any],
+        router: RouterName,
+        card: ModelCard,
+        listener: EngineListener,
     ) -> None:
         self._handle = handle.options(stream=True)
+        self._router: RouterName = router
         self.card = card
         self.load = LoadView()
         self.num_credits = UNLIMITED
@@ -198,8 +215,12 @@ class HandleClient:
     async def _generate(self, request: EngineRequest, sink: DeltaSink) -> None:
         error = "The engine ended early."
         try:
-            payload = msgspec.msgpack.encode(request)
-            async for frame in self._handle.generate.remote(payload):
+            asked = PeerRequest(
+                msgspec.msgpack.encode(request),
+                self._router,
+                prompt_text(self._router, request.token_ids),
+            )
+            async for frame in self._handle.generate.remote(asked):
                 for delta in msgspec.msgpack.decode(frame, type=list[TokenDelta]):
                     sink(delta)
                     if delta.finish_reason is not None:
@@ -219,12 +240,13 @@ class PeerGateway:
     """The product's gateway with a Serve handle in place of its channels."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model: str, engines: DeploymentHandle[Any]
+        self, routers: tuple[RouterName, ...], engines: DeploymentHandle[Any]
     ) -> None:
-        config = GatewayConfig(models=(ModelRoute(name=model),))
+        config = GatewayConfig(models=tuple(ModelRoute(name=router) for router in routers))
         self._gateway = Gateway(config, connect=_connect_by(engines))
-        address = EngineAddress("serve", Endpoint("127.0.0.1", 0), b"")
-        self._gateway.set_engines(model, {"serve": address})
+        for router in routers:
+            address = EngineAddress(router, Endpoint("127.0.0.1", 0), b"")
+            self._gateway.set_engines(router, {router: address})
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the app once, after the constructor."""
@@ -233,9 +255,15 @@ class PeerGateway:
 
 def _connect_by(engines: DeploymentHandle[Any]) -> Connect:
     async def connect(
-        _address: EngineAddress, listener: EngineListener, prepare: PrepareCard
+        address: EngineAddress, listener: EngineListener, prepare: PrepareCard
     ) -> HandleClient:
         card = msgspec.msgpack.decode(await engines.card.remote(), type=ModelCard)
-        return HandleClient(engines, await prepare(card), listener)
+        router = cast(RouterName, address.engine_id)
+        return HandleClient(
+            engines,
+            router,
+            await prepare(msgspec.structs.replace(card, engine_id=router)),
+            listener,
+        )
 
     return connect

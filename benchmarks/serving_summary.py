@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from benchmarks.load import LoadOutcome
 from benchmarks.result import CaseResult
 from benchmarks.statistics import MIN_PAIRS, paired_ratio, percentile
+from benchmarks.timeline import RequestRecord
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 
@@ -38,6 +39,7 @@ def summarize(outcome: LoadOutcome, client_cpu_s: float) -> list[CaseResult]:
         CaseResult(case="errors", value=len(outcome.records) - len(good), unit="requests"),
         CaseResult(case="unfinished", value=outcome.num_unfinished, unit="requests"),
         CaseResult(case="output_tokens", value=num_tokens, unit="tokens"),
+        *_prompt_cases(good),
         CaseResult(case="gaps", value=len(gaps_s), unit="gaps"),
         CaseResult(case="duration_s", value=outcome.duration_s, unit="s"),
         CaseResult(case="client_cpu_s", value=client_cpu_s, unit="s"),
@@ -77,6 +79,19 @@ def compare(
 def first_error(outcome: LoadOutcome) -> str | None:
     """The first failure of a run, None if nothing failed."""
     return next((record.error for record in outcome.records if record.error), None)
+
+
+def _prompt_cases(records: Sequence[RequestRecord]) -> list[CaseResult]:
+    """None if the server does not count prompts."""
+    num_prompt = sum(record.prompt_tokens for record in records)
+    if not num_prompt:
+        return []
+    num_cached = sum(record.cached_tokens for record in records)
+    return [
+        CaseResult(case="prompt_tokens", value=num_prompt, unit="tokens"),
+        CaseResult(case="prefilled_tokens", value=num_prompt - num_cached, unit="tokens"),
+        CaseResult(case="hit_rate", value=num_cached / num_prompt, unit="1"),
+    ]
 
 
 def _latency_cases(name: str, seconds: Sequence[float]) -> list[CaseResult]:

@@ -30,6 +30,8 @@ class RequestRecord:
     status: int  # of HTTP; 0 if no answer came
     completion_tokens: int  # as the server's usage chunk says; 0 when it failed
     error: str | None
+    prompt_tokens: int = 0  # as the usage chunk says
+    cached_tokens: int = 0  # of the prompt, where the server says so
 
     @property
     def ttft_s(self) -> float | None:
@@ -83,6 +85,7 @@ class StreamRecorder:
         self._content_s: list[float] = []
         self._done_s: float | None = None
         self._completion_tokens: int | None = None
+        self._prompt_tokens = self._cached_tokens = 0
         self._error: str | None = None
         self._head = b""  # of a body that isn't a stream: an error's text
 
@@ -111,6 +114,9 @@ class StreamRecorder:
             usage = chunk.get("usage")
             if usage:
                 self._completion_tokens = int(usage["completion_tokens"])
+                self._prompt_tokens = int(usage.get("prompt_tokens") or 0)
+                details = usage.get("prompt_tokens_details") or {}
+                self._cached_tokens = int(details.get("cached_tokens") or 0)
         except (ValueError, TypeError, KeyError, AttributeError):
             self._error = f"not a chat completion chunk: {_shorten(payload)}"
 
@@ -141,6 +147,8 @@ class StreamRecorder:
             status=status,
             completion_tokens=(self._completion_tokens or 0) if error is None else 0,
             error=error,
+            prompt_tokens=self._prompt_tokens if error is None else 0,
+            cached_tokens=self._cached_tokens if error is None else 0,
         )
 
 

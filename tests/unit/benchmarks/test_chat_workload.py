@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice, pairwise
 
 import orjson
@@ -62,6 +63,17 @@ def test_runs_are_repeatable_and_differ_from_each_other() -> None:
     assert first == again
     assert not set(first) & set(other)
     assert len(set(first)) == 20
+
+
+def test_marked_workloads_share_lengths_and_system_prompts_but_no_message_of_a_user() -> None:
+    workload = ChatWorkload(seed=6, num_turns=4)
+    alpha, beta = (list(replace(workload, mark=mark).session("0", 0)) for mark in ("alpha", "beta"))
+    assert [turn.answer_tokens for turn in alpha] == [turn.answer_tokens for turn in beta]
+    for one, other in zip(alpha, beta, strict=True):
+        assert num_words(one.messages) == num_words(other.messages)
+        assert one.messages[0] == other.messages[0]
+        assert one.messages[1]["content"].startswith("alpha ")
+        assert one.messages[1] != other.messages[1]
 
 
 def test_bodies_ask_for_the_length_of_each_answer() -> None:

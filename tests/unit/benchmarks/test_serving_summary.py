@@ -42,6 +42,22 @@ def test_latencies_and_rates_of_known_records() -> None:
     assert values["client_cpu_s"] == 0.25
 
 
+def test_the_share_of_prompts_that_were_cached_counts_what_succeeded() -> None:
+    records = (
+        RequestRecord(0.0, 0.0, 2.0, (1.0,), 200, 1, None, prompt_tokens=300, cached_tokens=200),
+        RequestRecord(0.0, 0.0, 2.0, (1.0,), 200, 1, None, prompt_tokens=100, cached_tokens=0),
+        make_record(error="reset"),
+    )
+    values = values_of(summarize(LoadOutcome(records, 0, 10.0), 0.0))
+    assert (values["prompt_tokens"], values["prefilled_tokens"]) == (400, 200)
+    assert values["hit_rate"] == 0.5
+
+
+def test_a_server_that_counts_no_prompt_has_no_hit_rate() -> None:
+    values = values_of(summarize(LoadOutcome((make_record(1.0),), 0, 10.0), 0.0))
+    assert "hit_rate" not in values
+
+
 def test_one_token_answers_have_no_gap_and_no_tpot_case() -> None:
     values = values_of(summarize(LoadOutcome((make_record(1.0, tokens=1),), 0, 10.0), 0.0))
     assert "ttft_p50" in values

@@ -21,7 +21,16 @@ def delta(**fields: Any) -> bytes:
 
 
 ROLE = delta(role="assistant", content="")
-USAGE = event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}})
+USAGE = event(
+    {
+        "choices": [],
+        "usage": {
+            "prompt_tokens": 9,
+            "completion_tokens": 4,
+            "prompt_tokens_details": {"cached_tokens": 8},
+        },
+    }
+)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -48,6 +57,7 @@ def test_latencies_count_from_the_intended_send_and_only_text_counts() -> None:
     assert measured.e2e_s == 4.0
     assert measured.tpot_s == (4.0 - 1.0) / (4 - 1)
     assert measured.completion_tokens == 4
+    assert (measured.prompt_tokens, measured.cached_tokens) == (9, 8)
     assert measured.send_lag_s == 0.25
 
 
