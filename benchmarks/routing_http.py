@@ -4,9 +4,10 @@ Two fleets of the same engines stand in one local Serve: the product's, and one 
 request routers (`benchmarks.serve_peer`). In rounds, whose order rotates, the same chat sessions
 are asked of the product, of the peer under Serve's default router (power of two choices), and of
 the peer under Ray's ``PrefixCacheAffinityRouter``, as it is or (``--peer ray_prefix_10``) with the
-threshold that keeps load in balance. Scenario ``paced``: twelve replicas and three gateways; the engines compute nothing but
-take the time of a 70B model, slowed down so that the machine's cores are not what is measured; its
-first round is simulated, too. Scenario ``smollm2``: two replicas that compute, a core for each.
+threshold that keeps load in balance. Scenario ``paced``: twelve replicas and three gateways; the
+engines compute nothing but take the time of a 70B model, slowed down so that the machine's cores
+are not what is measured; its first round is simulated, too. Scenario ``smollm2``: two replicas that
+compute, a core for each.
 """
 
 from __future__ import annotations

@@ -66,5 +66,5 @@ def _threshold_of(pending_request: Any) -> float | None:
     """None: the request asks for the default router, or is no request for an answer."""
     arguments = () if pending_request is None else pending_request.args
     # Serve pickles this module by value: a `PeerRequest` here is another class than the sender's.
-    router = getattr(arguments[0], "router", None) if arguments else None
+    router: str = getattr(arguments[0], "router", "") if arguments else ""
     return IMBALANCED_THRESHOLDS.get(router)
