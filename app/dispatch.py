@@ -63,6 +63,7 @@ class Dispatcher:
         self.readiness = Readiness(model, self.fleet, clock, max_connecting_s=max_connecting_s)
         self._clock = clock
         self._waiting = WaitingRoom(
+            model,
             self.fleet,
             self.readiness,
             config,

@@ -187,6 +187,17 @@ class ModelLoadingError(OverloadedError):
         )
 
 
+class WeightsReplacedError(OverloadedError):
+    """The prompt was made for weights that no replica has any more; sent again, it is made anew."""
+
+    default_code = "model_replaced"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model `{model}` was replaced by another version. Send the request again."
+        )
+
+
 class RequestTimeoutError(ApiError):
     """A time limit of the server ran out."""
 

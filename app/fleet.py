@@ -6,6 +6,7 @@ Does not submit, wait or reconnect.
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from app.candidates import Candidates
@@ -78,6 +79,12 @@ class Fleet:
         return self._prefixes.index
 
     @property
+    def root_keys(self) -> set[bytes]:
+        """Of the weights for which requests are taken."""
+        members = self._members.values()
+        return {member.client.card.root_key for member in members if member.is_accepting}
+
+    @property
     def num_answers_per_s(self) -> float | None:
         """Answers that all engines end per second while they are full; None while unknown."""
         rates = [
@@ -147,8 +154,9 @@ class Fleet:
             candidate.num_cached_tokens, num_tokens - job.num_generated
         )
         job.predicted_ttft_s = ttft_s(num_tokens, candidate)
-        member.unseen[job] = num_tokens - candidate.num_cached_tokens
-        self._traffic.record(now_s, member.unseen[job])
+        num_uncached_tokens = num_tokens - candidate.num_cached_tokens
+        member.count_unseen(job, num_uncached_tokens)
+        self._traffic.record(now_s, num_uncached_tokens)
         member.unconfirmed[job.request_id] = Send(job, held_keys.accelerator)
         self._prefixes.count_send(member.engine_id, job)
 
@@ -172,10 +180,19 @@ class Fleet:
         return Ranking(candidates, self._policy(request, candidates))
 
     def count_routed(self, member: Member, job: Job) -> None:
-        """Somebody else sends ``job`` to ``member``: as ``count_send``."""
+        """Somebody else sends ``job`` to ``member``: as ``count_send``, until ``end_routed``."""
         job.submitted_s = self._clock()
-        member.routed[job.request_id] = job
+        member.begin_routed(job)
         self.count_send(member, job)
+        # It is only counted from now on: many that nobody ever sends must not fill the memory.
+        job.prompt = replace(job.prompt, token_ids=[], block_keys=[])
+
+    def end_routed(self, member: Member, job: Job) -> None:
+        """An engine that got it has said by now what it holds; one that did not says nothing."""
+        member.end_routed(job)
+        send = member.unconfirmed.pop(job.request_id, None)
+        if send is not None and self._members.get(member.engine_id) is member:
+            self._prefixes.settle_send(member.engine_id, send, None, self._clock())
 
     def may_take(self, member: Member, job: Job, queue: WaitingQueue) -> bool:
         """Whether ``member`` can serve ``job``, whatever is best for it."""

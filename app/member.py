@@ -42,8 +42,11 @@ class Member:
     """The same samples."""
     routed: dict[str, Job] = field(default_factory=dict)
     """What others were told to send here, and probably still runs (``app.router``)."""
+    num_routed_samples: int = 0
     unseen: dict[Job, int] = field(default_factory=dict)
     """Uncached prompt tokens of submitted requests that the last load view may not show."""
+    num_unseen_samples: int = 0
+    num_unseen_tokens: int = 0
     unconfirmed: dict[str, Send] = field(default_factory=dict)
     """Submitted requests whose prompts the engine may not have computed yet."""
     seen_s: float | None = None
@@ -79,7 +82,7 @@ class Member:
     @property
     def num_in_flight(self) -> int:
         """Samples that this gateway sent here, or had sent here."""
-        return self.num_running_samples + sum(job.num_samples for job in self.routed.values())
+        return self.num_running_samples + self.num_routed_samples
 
     def has(self, job: Job) -> bool:
         """Whether it was sent here and has not ended."""
@@ -96,6 +99,26 @@ class Member:
         self._count_samples(job, -num_ended)
         if job.num_open_samples == 0:
             del self.running[job.request_id]
+
+    def begin_routed(self, job: Job) -> None:
+        """Somebody else sends ``job`` here."""
+        self.routed[job.request_id] = job
+        self.num_routed_samples += job.num_samples
+
+    def end_routed(self, job: Job) -> None:
+        """By now its answer has probably ended."""
+        del self.routed[job.request_id]
+        self.num_routed_samples -= job.num_samples
+        num_tokens = self.unseen.pop(job, None)
+        if num_tokens is not None:
+            self.num_unseen_samples -= job.num_samples
+            self.num_unseen_tokens -= num_tokens
+
+    def count_unseen(self, job: Job, num_uncached_tokens: int) -> None:
+        """``job`` was submitted: the next load view may not show it yet."""
+        self.unseen[job] = num_uncached_tokens
+        self.num_unseen_samples += job.num_samples
+        self.num_unseen_tokens += num_uncached_tokens
 
     def view_age_s(self, now_s: float) -> float:
         """How old what the load view shows is; of a view that just came, if not 0 either.
@@ -119,6 +142,8 @@ class Member:
             and job.submitted_s is not None
             and job.submitted_s > shown_s
         }
+        self.num_unseen_samples = sum(job.num_samples for job in self.unseen)
+        self.num_unseen_tokens = sum(self.unseen.values())
 
     def announce_demand(self, num_waiting: tuple[int, int, int]) -> None:
         """Say so to the engine, if it is news."""
@@ -138,6 +163,9 @@ class Member:
         assert self.num_running_samples == sum(job.num_open_samples for job in jobs)
         for pool, num_samples in self.num_running_by_pool.items():
             assert num_samples == sum(job.num_open_samples for job in jobs if job.pool is pool)
+        assert self.num_routed_samples == sum(job.num_samples for job in self.routed.values())
+        assert self.num_unseen_samples == sum(job.num_samples for job in self.unseen)
+        assert self.num_unseen_tokens == sum(self.unseen.values())
 
     def _count_samples(self, job: Job, num_samples: int) -> None:
         self.num_running_samples += num_samples

@@ -5,6 +5,7 @@ for that. One that was never there has no tokenizer yet, and nobody knows when i
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -47,9 +48,17 @@ class Readiness:
 
     @property
     def card(self) -> ModelCard | None:
-        """Of the engine with the most room, among those that take requests; None without any."""
+        """Of the engine with the most room, among those that take requests; None without any.
+
+        While weights are replaced, of those that most of these engines have.
+        """
         cards = [member.client.card for member in self._fleet if member.is_accepting]
-        return max(cards, key=lambda card: card.max_request_tokens, default=None)
+        num_alike = Counter(card.root_key for card in cards)
+        return max(
+            cards,
+            key=lambda card: (num_alike[card.root_key], card.max_request_tokens),
+            default=None,
+        )
 
     async def ready_card(self) -> ModelCard:
         """As ``card``, after a moment if a first engine is being connected; of a fleet that was

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.dispatch import Dispatcher
-from app.errors import ContextLengthError
+from app.errors import ContextLengthError, WeightsReplacedError
 from app.member import Member
 from app.queue import Job
 from app.routing.candidate import Candidate, SourceKind
@@ -51,12 +51,15 @@ class Router:
     def route(self, job: Job) -> Route:
         """Precondition: ``job`` waits nowhere.
 
-        Raises ``ModelLoadingError`` without an engine.
+        Raises ``ModelLoadingError`` without an engine, ``WeightsReplacedError`` or
+        ``ContextLengthError`` if there is none for it any more.
         """
         self._dispatcher.readiness.check(max_wait_s=0)
         fleet = self._dispatcher.fleet
         ranking = fleet.rank(job)
         if ranking is None:  # the fleet has changed since the prompt was made
+            if job.prompt.card_root_key not in fleet.root_keys:
+                raise WeightsReplacedError(self._dispatcher.model)
             raise ContextLengthError(
                 "No replica can hold this prompt and its answer: shorten it.", param="prompt"
             )
@@ -79,10 +82,11 @@ class Router:
     def _count(self, member: Member, job: Job) -> None:
         loop = asyncio.get_running_loop()
         job.engine_id = member.engine_id
-        self._dispatcher.fleet.count_routed(member, job)
+        fleet = self._dispatcher.fleet
+        fleet.count_routed(member, job)
         usual_s = member.client.load.mean_answer_s or USUAL_ANSWER_S
         kept_s = min(max(usual_s, MIN_ANSWER_S), MAX_ANSWER_S)
-        loop.call_later(kept_s, member.routed.pop, job.request_id, None)
+        loop.call_later(kept_s, fleet.end_routed, member, job)
 
 
 def _option(candidate: Candidate, num_tokens: int) -> RouteOption:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from app.config import GatewayConfig
 from app.drain_meter import DrainMeter
-from app.errors import ApiError, RequestTimeoutError
+from app.errors import ApiError, RequestTimeoutError, WeightsReplacedError
 from app.fleet import Fleet
 from app.member import Member
 from app.pools import Pool
@@ -21,6 +21,11 @@ from engine.messages import ServiceClass, TimelineEvent
 
 TICK_S = 0.05
 """How often waiting requests are looked at again."""
+
+WEIGHTS_GONE_S = 1.0
+"""Who was made for other weights than those of all engines waits so long: a connection that broke
+is back by then.
+"""
 
 MAX_RECHOSEN_PER_TICK = 32
 """Oldest first; bounds the work of a tick, whatever the length of the queue."""
@@ -41,6 +46,7 @@ class WaitingRoom:
 
     def __init__(
         self,
+        model: str,
         fleet: Fleet,
         readiness: Readiness,
         config: GatewayConfig,
@@ -52,6 +58,7 @@ class WaitingRoom:
         """``submit`` uses a credit of the member for a job that has just left; ``give_up`` hears of
         one that waited in vain.
         """
+        self._model = model
         self._fleet = fleet
         self._readiness = readiness
         self._config = config
@@ -208,6 +215,12 @@ class WaitingRoom:
         for job in self._queue:
             if now_s >= min(job.queued_s + self.max_wait_s(job.service_class), job.deadline_s):
                 self.give_up(job, self._timeout_error(now_s - job.queued_s))
+        root_keys = self._fleet.root_keys
+        if root_keys:
+            for job in self._queue.waiting_for(None):
+                is_outdated = job.prompt.card_root_key not in root_keys
+                if is_outdated and now_s >= job.queued_s + WEIGHTS_GONE_S:
+                    self.give_up(job, WeightsReplacedError(self._model))
         self._rechoose(self._queue.oldest(MAX_RECHOSEN_PER_TICK))
         for pool in self._fleet.pools.of_their_own:
             self._rechoose(self._queue.stranded(pool, MAX_RECHOSEN_PER_TICK))

@@ -116,8 +116,8 @@ class LongPromptFleet:
         """As if it had never been sent."""
         member = self._members[3]
         self.fleet.index.settle_send(member.engine_id, job.request_id)
-        member.unseen.clear()
         member.unconfirmed.clear()
+        member.see_load(time.monotonic())
 
     def _prefixes(self, draw: random.Random) -> list[list[bytes]]:
         return [self._keys[: draw.randrange(NUM_PROMPT_KEYS + 1)] for _ in Medium]

@@ -75,7 +75,7 @@ class Gateways(NamedTuple):
     """
 
     rank: int = 0
-    """Of the gateway that asks, from 0; different for each."""
+    """Of the gateway that asks; different for each, modulo ``number``."""
     number: int = 1
     requests_per_s: float = 0.0
     """That each gateway sends, as far as this one can know: as many as itself."""
@@ -137,6 +137,10 @@ class Candidate:
 
 
 class Choice(NamedTuple):
+    """``POST /v1/route`` tells both. An engine that gets a request isn't told the source: it looks
+    for itself what it holds, and until there are tiers it could take it from nowhere else.
+    """
+
     candidate: Candidate
     source: Source = LOCAL
 

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.waiting import TICK_S
+from app.errors import WeightsReplacedError
+from app.waiting import TICK_S, WEIGHTS_GONE_S
 from engine.messages import CacheEvents, LoadView
-from tests.unit.app.dispatch_bench import Bench, dispatch_bench, waiting
-from tests.unit.app.fakes import FakeEngine, until
+from tests.unit.app.dispatch_bench import Bench, answer_of, dispatch_bench, waiting
+from tests.unit.app.fakes import FakeEngine, make_card, until
 
 
 @pytest.fixture
@@ -126,3 +127,20 @@ async def test_a_prompt_made_for_other_weights_goes_to_no_engine(bench: Bench) -
     job = bench.send(model="another")
     assert job.engine_id is None
     assert not engine.requests
+
+
+async def test_who_waits_for_weights_that_nobody_has_any_more_is_told_so(bench: Bench) -> None:
+    old, new = waiting("old"), FakeEngine(card=make_card("new", model="another"))
+    bench.add(old)
+    job = bench.send()
+    bench.add(new)
+    old.lose()
+    await until(lambda: job.engine_id is None)
+    await asyncio.sleep(2 * TICK_S)
+    assert answer_of(job).error is None, "its engine may come back"
+    bench.now_s += WEIGHTS_GONE_S
+    await until(lambda: answer_of(job).error is not None)
+    error = answer_of(job).error
+    assert isinstance(error, WeightsReplacedError)
+    assert (error.status, error.headers["retry-after"]) == (503, "1")
+    assert bench.dispatcher.num_waiting == 0

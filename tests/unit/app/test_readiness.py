@@ -12,7 +12,7 @@ from app.waiting import TICK_S
 from engine.messages import ServiceClass
 from tests.unit.app.conftest import MakeEdge
 from tests.unit.app.dispatch_bench import Bench, answer_of
-from tests.unit.app.fakes import FakeEngine, until
+from tests.unit.app.fakes import FakeEngine, make_card, until
 
 
 @pytest.fixture
@@ -43,6 +43,15 @@ async def test_requests_wait_for_a_fleet_that_was_lost_a_moment_ago(bench: Bench
     bench.add(back)
     assert list(back.requests) == [job.request_id]
     assert bench.dispatcher.queues()[0].estimated_wait_s == 0
+
+
+async def test_while_weights_are_replaced_prompts_are_made_for_most_engines(bench: Bench) -> None:
+    old = [FakeEngine(card=make_card(f"old-{number}", max_model_len=4096)) for number in range(2)]
+    new = [FakeEngine(card=make_card(f"new-{number}", model="next")) for number in range(3)]
+    for number, engine in enumerate([*old, *new]):
+        bench.add(engine)
+        assert bench.dispatcher.card is not None
+        assert bench.dispatcher.card.engine_id == ("old-0" if number < 4 else "new-0")
 
 
 async def test_who_waited_in_vain_is_told_when_to_come_back(bench: Bench) -> None:

@@ -8,13 +8,17 @@ import orjson
 import pytest
 
 from app.config import GatewayConfig, ModelRoute
+from app.dispatch import Dispatcher
+from app.errors import ContextLengthError, WeightsReplacedError
 from app.gateway import Gateway
 from app.member import Member
 from app.requests.answer_schemas import Route
 from app.requests.openapi import router_document
+from app.router import Router as AppRouter
 from app.server import create_router_app
 from engine.messages import CacheSnapshot, LoadView
-from tests.unit.app.fakes import FakeEngine, connector, join, make_card
+from tests.unit.app.dispatch_bench import Bench
+from tests.unit.app.fakes import FakeEngine, connector, join, make_card, until
 
 QUESTION = [{"role": "user", "content": "Where to? " * 60}]
 CHAT = {"model": "alias", "messages": QUESTION}
@@ -101,6 +105,55 @@ async def test_a_load_view_takes_over_what_it_shows(router: Router) -> None:
     member = await show(router, answer["engine_id"])
     assert not member.unseen
     assert member.num_in_flight == 1
+
+
+async def test_what_nobody_ever_sends_is_forgotten(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.router.MIN_ANSWER_S", 0.02)
+    for engine in router.engines.values():
+        engine.step(LoadView(mean_answer_s=0.02))
+    for number in range(20):
+        await router.ask({"model": "m", "prompt": f"{number} " * 200})
+    dispatcher = router.gateway.dispatchers["m"]
+    members = list(dispatcher.fleet)
+    counted = [job for member in members for job in member.routed.values()]
+    assert counted
+    assert not any(job.prompt.token_ids or job.prompt.block_keys for job in counted)
+    assert dispatcher.fleet.index.num_bytes > 0
+    await until(lambda: not any(member.routed for member in members))
+    assert dispatcher.fleet.index.num_bytes == 0
+    for member in members:
+        assert (member.num_in_flight, member.num_unseen_samples) == (0, 0)
+        assert not member.unconfirmed
+    dispatcher.check_integrity()
+
+
+async def test_what_was_routed_to_a_lost_engine_is_forgotten_with_it(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.router.MIN_ANSWER_S", 0.02)
+    for engine in router.engines.values():
+        engine.step(LoadView(mean_answer_s=0.02))
+    dispatcher = router.gateway.dispatchers["m"]
+    lost = dispatcher.fleet.get((await router.ask(CHAT))["engine_id"])
+    assert lost is not None
+    router.engines[lost.engine_id].lose()
+    back = FakeEngine(lost.engine_id)
+    dispatcher.add_engine(back)
+    await until(lambda: not lost.routed)
+    dispatcher.check_integrity()
+    assert dispatcher.fleet.index.num_bytes == 0
+
+
+async def test_a_prompt_made_for_weights_that_have_gone_is_to_be_sent_again() -> None:
+    bench = Bench(Dispatcher("m", GatewayConfig()))
+    bench.add(FakeEngine(card=make_card("new", model="next")))
+    with pytest.raises(WeightsReplacedError, match="Send the request again"):
+        AppRouter(bench.dispatcher).route(bench.job())
+    with pytest.raises(ContextLengthError):
+        AppRouter(bench.dispatcher).route(bench.job(3000, model="next"))
+    await bench.dispatcher.close()
 
 
 async def show(router: Router, engine_id: str) -> Member:
