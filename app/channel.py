@@ -51,6 +51,14 @@ MAX_GATEWAYS = 1_000_000
 MAX_LOAD = 1e15
 """No figure of a load view is larger, in whichever unit."""
 
+_LEAST_OF_CARD = {
+    "block_size_tokens": 1,
+    "max_model_len": 1,
+    "max_request_tokens": 1,
+    "vocab_size": 1,
+    "max_num_seqs": 0,
+}
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(EngineMessage)
 
@@ -69,6 +77,7 @@ async def connect_engine(
             raise ConnectError(
                 f"{address.endpoint} is {card.engine_id!r}, not {address.engine_id!r}"
             )
+        _check_card(card)
         card = await prepare(card)
     except (TimeoutError, msgspec.DecodeError, ConnectError) as error:
         connection.close("no valid model card")
@@ -266,6 +275,14 @@ class ChannelClient:
             if not reply.done():
                 reply.set_exception(ConnectionClosed(reason))
         self._listener.on_closed(self, reason)
+
+
+def _check_card(card: ModelCard) -> None:
+    """The gateway computes with these figures. Raises ``ConnectError``."""
+    for name, least in _LEAST_OF_CARD.items():
+        value = getattr(card, name)
+        if value < least:
+            raise ConnectError(f"{card.engine_id!r} sent a card with {name} = {value}")
 
 
 def _check_load(load: LoadView) -> None:

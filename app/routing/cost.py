@@ -12,6 +12,9 @@ from engine.messages import LoadView
 UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
 """Until an engine has measured its own, or others have: it only weighs prefill against steps."""
 
+_SLOWEST_TOKENS_PER_S = 1e-6
+"""Whatever an engine says of itself, costs stay finite."""
+
 MEAN_ANSWER_S = 10.0
 """How long an answer keeps its place, until the engine has measured it: 400 tokens at 25 ms."""
 
@@ -28,7 +31,9 @@ def token_s(candidate: Candidate, usual_rate: float = UNKNOWN_PREFILL_TOKENS_PER
     would keep requests away from it for ever, and so it would never be measured.
     """
     fitted_s = candidate.rates.prefill_token_s
-    return fitted_s if fitted_s > 0 else 1.0 / (candidate.load.prefill_tokens_per_s or usual_rate)
+    if fitted_s > 0:
+        return fitted_s
+    return 1.0 / max(candidate.load.prefill_tokens_per_s or usual_rate, _SLOWEST_TOKENS_PER_S)
 
 
 def time_to_first_token_s(candidate: Candidate, token_s: float, prefill: Prefill) -> float:

@@ -199,10 +199,12 @@ async def impostor(*messages: EngineMessage | bytes) -> AsyncIterator[EngineAddr
         (StepFrame([], LoadView()), "sent StepFrame before its card"),
         (Grant(3), "sent Grant before its card"),
         (make_card("another"), "is 'another', not 'e0'"),
+        (msgspec.structs.replace(make_card("e0"), block_size_tokens=0), "block_size_tokens = 0"),
+        (msgspec.structs.replace(make_card("e0"), max_num_seqs=-1), "max_num_seqs = -1"),
         (b"\xc1", "malformed|invalid"),
         (encoded(make_card("e0"))[:-9], "truncated"),
     ],
-    ids=["step", "grant", "another", "no message", "cut"],
+    ids=["step", "grant", "another", "no blocks", "no places", "no message", "cut"],
 )
 async def test_an_engine_that_does_not_show_its_card_first_is_not_used(
     first: EngineMessage | bytes, reason: str

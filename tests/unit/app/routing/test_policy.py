@@ -1,6 +1,7 @@
 """The choice of an engine, as a pure function."""
 
 import dataclasses
+import math
 from collections import Counter
 from typing import Any
 
@@ -82,6 +83,13 @@ def test_an_engine_without_a_place_is_chosen_only_for_a_prefix_that_saves_more()
 def test_a_view_that_is_older_than_the_last_submits_hides_none_of_them() -> None:
     sent = candidate("sent", num_in_flight=4)
     assert choose(RouteRequest(100), [sent, candidate("free")]).candidate.engine_id == "free"
+
+
+def test_an_engine_that_says_it_needs_for_ever_attracts_nobody() -> None:
+    slow = candidate("slow", loaded(prefill_tokens_per_s=5e-324))
+    assert choose(RouteRequest(100), [slow, candidate("free")]).candidate.engine_id == "free"
+    assert math.isfinite(ttft_s(100, slow))
+    assert math.isfinite(ttft_s(100, candidate(), usual_rate=5e-324))
 
 
 def test_full_memory_repels() -> None:
