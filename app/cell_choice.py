@@ -35,6 +35,12 @@ class CellChoice:
         """Whether this gateway is to connect to it."""
         return self._cells.cell_of[engine_id] in self._served
 
+    def num_unreached(self, num_gateways: int) -> int:
+        """Cells that none of so many gateways, of consecutive ranks, connects to."""
+        if self._num_served is None:
+            return 0
+        return max(0, len(self._cells) - num_gateways * self._num_served)
+
     def choose(self, job: Job, load_of: Callable[[str], int | None]) -> Sequence[str] | None:
         """The engines of the cell for ``job``; None: all there are.
 

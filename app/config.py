@@ -85,12 +85,14 @@ class GatewayConfig(BaseModel):
     """Requests with a longer body are templated and tokenized in a thread."""
     sse_keep_alive_s: float = Field(default=15.0, gt=0)
     """Gap after which an idle stream gets a comment, so that proxies keep it open."""
-    prefix_index_max_bytes: int = Field(default=64 * MIB, ge=1024)
-    """Bound of each model's prefix index; a key stands for 128 tokens and takes up to 216 bytes."""
+    prefix_index_max_bytes: int = Field(default=512 * MIB, ge=1024)
+    """Bound of each model's prefix index, of which it takes only what its keys need. A key stands
+    for 128 tokens and takes up to 224 bytes with 64 replicas, 24 more with each 64 others. Half of
+    the bound keeps the most recently used keys; what more there is may be forgotten."""
     cells_per_gateway: int | None = Field(default=None, ge=1)
     """A model's replicas beyond 64 are split into cells of so many at most; a gateway connects to
-    this many cells, to all if absent. All gateways together must reach every cell, and a session
-    should come to the same gateway again."""
+    this many cells, to all if absent. All gateways together must reach every cell, or replicas
+    stand idle: a warning says so. A session should come to the same gateway again."""
     pools: PoolsConfig = PoolsConfig()
     """Replicas of their own for batch work and long prompts, see below."""
 

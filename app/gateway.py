@@ -30,7 +30,9 @@ class Gateway:
         policy: PolicyName = "least_ttft",
         rank: int = 0,
     ) -> None:
-        """``rank``: of this process among the gateways, from 0."""
+        """``rank``: of this process among the gateways of all replicas: 0, 1, … of those that
+        serve requests, -1, -2, … of routers that stand alone.
+        """
         self.tokenizers = TokenizerCache()
         self.metrics = Metrics()
         self._connect = connect
@@ -55,16 +57,28 @@ class Gateway:
             dispatcher.reconfigure(config)
         for route in config.models:
             self._dispatcher(route.name)
-        for model in self._memberships.keys() - {route.name for route in config.models}:
-            self._memberships[model].set_addresses({})
+        configured = {route.name for route in config.models}
+        for model, membership in self._memberships.items():
+            if model in configured:
+                membership.reconfigure()
+            else:
+                membership.set_addresses({})
 
-    def set_engines(self, model: str, addresses: Mapping[str, EngineAddress]) -> None:
-        """The replicas that serve ``model`` now, by engine id; connected in the background."""
+    def set_engines(
+        self,
+        model: str,
+        addresses: Mapping[str, EngineAddress],
+        num_gateways: int | None = None,
+    ) -> None:
+        """The replicas that serve ``model`` now, by engine id; connected in the background.
+
+        ``num_gateways``: see ``Membership.set_addresses``.
+        """
         membership = self._memberships.get(model)
         if membership is None:
             membership = Membership(self._dispatcher(model), self._connect, self.tokenizers.prepare)
             self._memberships[model] = membership
-        membership.set_addresses(addresses)
+        membership.set_addresses(addresses, num_gateways)
 
     def dispatcher_of(self, name: str) -> Dispatcher:
         """By the name or an alias that a client sent. Raises ``ModelNotFoundError``."""

@@ -53,13 +53,35 @@ class Membership:
         self._connect = connect
         self._prepare = prepare
         self._tasks: dict[EngineAddress, asyncio.Task[None]] = {}
+        self._addresses: Mapping[str, EngineAddress] = {}
+        self._num_gateways: int | None = None
 
-    def set_addresses(self, addresses: Mapping[str, EngineAddress]) -> None:
+    def set_addresses(
+        self, addresses: Mapping[str, EngineAddress], num_gateways: int | None = None
+    ) -> None:
         """The replicas there are now: new ones are dialled, if this gateway serves their cell;
         others finish what runs on them.
+
+        ``num_gateways``: so many connect to them, this one included; None: nobody knows.
         """
+        self._addresses, self._num_gateways = addresses, num_gateways
+        self.reconfigure()
+
+    def reconfigure(self) -> None:
+        """The configuration may have changed: which cells this gateway serves follows from it."""
+        addresses = self._addresses
         cells = self._dispatcher.fleet.cells
         cells.name_all(addresses, self._dispatcher.cells_per_gateway)
+        num_unreached = cells.num_unreached(self._num_gateways) if self._num_gateways else 0
+        if num_unreached:
+            logger.warning(
+                "model %s: no request reaches the replicas of %d cells, as %s gateways serve %s "
+                "each: raise cells_per_gateway, or the number of gateways",
+                self._dispatcher.model,
+                num_unreached,
+                self._num_gateways,
+                self._dispatcher.cells_per_gateway,
+            )
         wanted = {address for id_, address in addresses.items() if cells.serves(id_)}
         self._dispatcher.readiness.is_connecting = bool(wanted)
         for address in [address for address in self._tasks if address not in wanted]:

@@ -45,7 +45,9 @@ class GatewayReplica:
         self._loop = asyncio.get_running_loop()
         self._node_id: str = ray.get_runtime_context().get_node_id()
         context = serve.get_replica_context()
-        self._gateway = Gateway(GatewayConfig(), rank=context.rank.rank)
+        rank = context.rank.rank
+        # Routers and gateways that know the same replicas count from both ends.
+        self._gateway = Gateway(GatewayConfig(), rank=rank if router == "embedded" else -1 - rank)
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         host = ray.util.get_node_ip_address()
         self._scrape_server = ScrapeServer(self._gateway.render_metrics, host=host)
@@ -128,5 +130,6 @@ class GatewayReplica:
                 )
                 if engine.scrape is not None:
                     targets.append(engine.scrape)
-            self._gateway.set_engines(model, addresses)
+            num_gateways = serve.get_replica_context().world_size
+            self._gateway.set_engines(model, addresses, num_gateways)
             self._scraper.set_engines(model, targets)

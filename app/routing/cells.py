@@ -77,7 +77,7 @@ def assign_cells(
 
 
 def served_cells(num_cells: int, gateway_rank: int, num_served: int) -> tuple[int, ...]:
-    """The cells of the gateway of this rank, 0 and up: with consecutive ranks each cell is served
+    """The cells of the gateway of this rank: with consecutive ranks each cell is served
     by as many gateways as any other, or by one more. If one more gateway comes, all others keep
     theirs.
     """

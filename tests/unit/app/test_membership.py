@@ -154,3 +154,42 @@ async def test_a_gateway_connects_to_its_own_cells_only() -> None:
     assert set().union(*connected) == set(names)
     assert sum(map(len, connected)) == len(names)
     assert max(map(len, connected)) <= MAX_CELL_REPLICAS
+
+
+async def test_replicas_that_no_gateway_reaches_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = [f"e{number}" for number in range(2 * MAX_CELL_REPLICAS)]
+    num_cells = len(assign_cells(names))
+    dispatcher = Dispatcher("m", GatewayConfig(cells_per_gateway=1))
+    membership = Membership(dispatcher, Network().connect, unprepared)
+    membership.set_addresses(addresses(*names))
+    membership.set_addresses(addresses(*names), num_cells)
+    assert not warnings(caplog)
+    membership.set_addresses(addresses(*names), num_cells - 1)
+    assert "replicas of 1 cells" in warnings(caplog)[0]
+    dispatcher.reconfigure(GatewayConfig(cells_per_gateway=2))
+    membership.reconfigure()
+    assert len(warnings(caplog)) == 1
+    await membership.close()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    messages = [record.getMessage() for record in caplog.records]
+    return [message for message in messages if "cells_per_gateway" in message]
+
+
+async def test_a_gateway_that_is_to_serve_more_cells_dials_them_at_once() -> None:
+    names = [f"e{number}" for number in range(2 * MAX_CELL_REPLICAS)]
+    dispatcher = Dispatcher("m", GatewayConfig(cells_per_gateway=1))
+    network = Network(*names)
+    membership = Membership(dispatcher, network.connect, unprepared)
+    membership.set_addresses(addresses(*names))
+    await until(lambda: network.num_dials)
+    await until(lambda: ids(dispatcher) == set(network.num_dials))
+    assert len(ids(dispatcher)) < len(names)
+    dispatcher.reconfigure(GatewayConfig())
+    membership.reconfigure()
+    await until(lambda: ids(dispatcher) == set(names))
+    await membership.close()
+    await dispatcher.close()

@@ -118,6 +118,7 @@ def test_gateways_serve_all_cells_alike() -> None:
     assert max(served.values()) - min(served.values()) <= 1
     assert served_cells(13, 3, 2) == (6, 7)
     assert served_cells(3, 5, 8) == (0, 1, 2)
+    assert served_cells(13, -1, 2) == (11, 12), "routers count from the other end"
 
 
 def test_affinities_spread_over_all_pairs_and_stay_when_a_cell_comes() -> None:

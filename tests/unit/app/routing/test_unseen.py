@@ -40,7 +40,14 @@ def test_a_fresh_view_hides_nothing() -> None:
     assert unseen_requests(Gateways(0, 2, 2.0), candidates)[3] == 0
 
 
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 100), st.floats(0, 1e3))
+def test_a_router_that_stands_alone_has_a_home_that_no_gateway_has() -> None:
+    """Ranks from 0 up, and from -1 down, are different if all are counted."""
+    homes = [unseen_requests(Gateways(rank, 4, 2.0), fleet(8)) for rank in (0, 1, -1, -2)]
+    assert [min(unseen) for unseen in homes] == [0] * 4
+    assert len(set(map(tuple, homes))) == 4
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(-100, 100), st.floats(0, 1e3))
 def test_what_others_send_in_that_time_is_all_counted_once(
     num_replicas: int, number: int, rank: int, requests_per_s: float
 ) -> None:
