@@ -201,7 +201,8 @@ async def test_the_log_line_tells_class_prediction_attempts_and_tokenizing(
     caplog.set_level(logging.INFO, logger="headwater.request")
     edge = await make_edge(FakeEngine(reply="ab"))
     await edge.chat()
-    line = json.loads(caplog.records[-1].getMessage())
+    lines = [record for record in caplog.records if record.name == "headwater.request"]
+    line = json.loads(lines[-1].getMessage())
     assert line["service_class"] == "standard"
     assert line["cached_tokens"] == 16
     assert line["predicted_cached_tokens"] == 0
