@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deployments.offline_engine import OfflineEngine
+from engine.errors import EngineConfigError
 from engine.replay_file import ReplayedAnswer, ReplayRequest
 
 _WARM_UP_TOKENS = 2
@@ -26,10 +27,12 @@ def replay(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[ReplayedAnswer]:
-    """In the order in which the answers end. Raises `EngineError` for a request that does not fit.
+    """In the order in which the answers end. Raises `EngineError` before the first one begins if
+    one does not fit.
 
     ``requests``: in the order of their arrival.
     """
+    _check_lengths(engine, requests)
     _warm_up(engine, max(request.num_prompt_tokens for request in requests))
     began_s = clock()
     coming = list(reversed(requests))
@@ -56,6 +59,17 @@ def replay(
                 del running[request_id]
                 answers.append(ReplayedAnswer(entry.request, entry.first_token_s, now_s))
     return answers
+
+
+def _check_lengths(engine: OfflineEngine, requests: Sequence[ReplayRequest]) -> None:
+    most = engine.max_request_tokens
+    for request in requests:
+        if request.num_prompt_tokens + request.num_answer_tokens > most:
+            raise EngineConfigError(
+                f"a request of {request.num_prompt_tokens} and {request.num_answer_tokens} tokens "
+                f"does not fit the engine, which holds at most {most}: leave it out, or raise "
+                "max_model_len or kv_cache_bytes"
+            )
 
 
 def _warm_up(engine: OfflineEngine, num_prompt_tokens: int) -> None:

@@ -13,10 +13,14 @@ from typing import Self
 import msgspec
 
 from engine.errors import EngineError
+from engine.output_file import write_output
 from engine.step_time import StepWork
 
 FORMAT = 1
 _MAX_FILE_BYTES = 64 * 2**20
+_MAX_TOKENS = 2**31
+_MAX_SEQS = 2**16
+_MAX_STEP_S = 3600.0
 
 
 class ProfileFileError(EngineError):
@@ -115,9 +119,9 @@ class PerformanceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     format: int = FORMAT
 
     def write(self, path: Path) -> None:
-        """Raises ``OSError``."""
+        """Raises `OutputFileError`."""
         text = msgspec.json.format(msgspec.json.encode(self), indent=1)
-        path.write_bytes(text + b"\n")
+        write_output(path, text + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -144,6 +148,9 @@ def _fault(profile: PerformanceProfile) -> str | None:
         return f"has format {profile.format}, and this version reads {FORMAT}"
     if not profile.engines:
         return "holds no engine"
+    labels = [engine.label for engine in profile.engines]
+    if len(set(labels)) < len(labels):
+        return f"holds two engines of one precision and number of ranks: {', '.join(labels)}"
     for engine in profile.engines:
         where = f"engine {engine.label!r}"
         counts = (
@@ -156,10 +163,17 @@ def _fault(profile: PerformanceProfile) -> str | None:
         )
         if min(counts) < 1:
             return f"{where} has a size below 1"
+        num_kv_tokens = engine.kv_cache_bytes // engine.kv_token_bytes
+        if max(num_kv_tokens, engine.max_model_len, engine.max_num_batched_tokens) > _MAX_TOKENS:
+            return f"{where} has more than {_MAX_TOKENS} tokens in its KV or in a step"
+        if engine.max_num_seqs > _MAX_SEQS:
+            return f"{where} has more than {_MAX_SEQS} sequences in a step"
         if not _are_amounts(msgspec.structs.astuple(engine.cost)):
             return f"{where} has a negative or infinite step cost"
         if engine.cost.predict(StepWork(1, 0, 0, 1.0)) <= 0:
             return f"{where} has steps that take no time"
+        if max(msgspec.structs.astuple(engine.cost)) > _MAX_STEP_S:
+            return f"{where} has steps that take longer than an hour"
         for row, sample in enumerate(engine.samples):
             if not _are_amounts(msgspec.structs.astuple(sample)) or sample.time_s == 0:
                 return f"{where}, row {row}: no figure may be negative, and no time 0"

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.errors import EngineError
+from engine.output_file import write_output
 
 _MAX_FILE_BYTES = 256 * 2**20
 
@@ -38,8 +39,8 @@ Row = TypeVar("Row", ReplayRequest, ReplayedAnswer)
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Raises ``OSError``."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
+    """Raises `OutputFileError`."""
+    write_output(path, msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
 
 
 def read_requests(path: Path) -> list[ReplayRequest]:

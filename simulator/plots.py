@@ -8,7 +8,6 @@ import html
 import io
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simulator.errors import SimulationError
@@ -50,30 +49,30 @@ def check_plots() -> None:
         )
 
 
-def write_png(path: Path, runs: Sequence[Run], summaries: Sequence[Summary]) -> None:
-    """Raises ``OSError``."""
-    _draw(runs, summaries).savefig(path, format="png", dpi=_DPI, metadata={"Software": None})
+def draw_png(runs: Sequence[Run], summaries: Sequence[Summary]) -> bytes:
+    """The content of the file."""
+    png = io.BytesIO()
+    _draw(runs, summaries).savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
+    return png.getvalue()
 
 
-def write_html(
-    path: Path,
+def draw_html(
     title: str,
     notes: Sequence[str],
     rows: Sequence[Mapping[str, str]],
     runs: Sequence[Run],
     summaries: Sequence[Summary],
-) -> None:
-    """The table and the plots in one file. Raises ``OSError``."""
+) -> str:
+    """A page with the table and the plots."""
     svg = io.StringIO()
     _draw(runs, summaries).savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     text = svg.getvalue()
-    page = _PAGE.format(
+    return _PAGE.format(
         title=html.escape(title),
         notes="\n".join(f"<p>{html.escape(note)}</p>" for note in notes),
         table=_html_table(rows),
         figure=text[text.index("<svg") :],  # what stands before refers to a DTD elsewhere
     )
-    path.write_text(page, encoding="utf-8")
 
 
 def _html_table(rows: Sequence[Mapping[str, str]]) -> str:

@@ -30,6 +30,8 @@ class RoutingSpec:
     def __post_init__(self) -> None:
         if self.num_replicas < 1 or self.num_gateways < 1:
             raise FleetSpecError("a fleet needs at least one replica and one gateway")
+        if not 0 <= self.stale_s < float("inf"):
+            raise FleetSpecError(f"stale_s is {self.stale_s}; it must be 0 or more seconds")
         if not self.rates.prefill_token_s > 0:
             raise FleetSpecError("rates.prefill_token_s must be above 0 s")
 

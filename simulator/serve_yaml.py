@@ -66,7 +66,7 @@ def read_serve_yaml(path: Path, model: str | None) -> ServeYaml:
         document = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise TuningError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise TuningError(f"{path} is no YAML: `headwater check {path}` says where") from error
     applications = document.get("applications") if isinstance(document, dict) else None
     names = {

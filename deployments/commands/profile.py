@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from deployments.profile_run import ProfileGrid
     from engine.performance_profile import EngineProfile
 
+BAD_INPUT = 2
 HELP = "measure a model's step times on this machine, and write them as a performance profile"
 
 
@@ -61,33 +62,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from engine.errors import EngineError
-    from engine.performance_profile import PerformanceProfile
+    from engine.output_file import check_output
 
-    if not args.out.parent.is_dir():
-        print(f"there is no folder {args.out.parent} to write the profile to", file=sys.stderr)
-        return 1
+    engines: list[EngineProfile] = []
     try:
+        check_output(args.out, [Path(args.target)])
         target = find_target(args)
-        engines = [_measure(changed, args) for changed in _each_precision(target, args)]
-        profile = PerformanceProfile(
-            model=target.name,
-            hardware=_hardware(target.config.device),
-            engines=engines,
-            versions=_versions(),
-            measured_at=_now(),
-        )
-        profile.write(args.out)
-    except EngineError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"{error.filename or args.out} cannot be written: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped: nothing was written", file=sys.stderr)
-        return 130
+        for changed in _each_precision(target, args):
+            engines.append(_measure(changed, args))
+            _write(target, engines, args.out)
+    except (EngineError, KeyboardInterrupt) as error:
+        is_stopped = isinstance(error, KeyboardInterrupt)
+        print("stopped" if is_stopped else error, file=sys.stderr)
+        if engines:
+            labels = "; ".join(engine.label for engine in engines)
+            print(f"{args.out} holds what was measured before: {labels}", file=sys.stderr)
+        return 130 if is_stopped else BAD_INPUT
     print(f"wrote {args.out}")
     return 0
+
+
+def _write(target: BenchTarget, engines: "list[EngineProfile]", path: Path) -> None:
+    """All that is known so far: the next one may fail."""
+    from engine.performance_profile import PerformanceProfile
+
+    profile = PerformanceProfile(
+        model=target.name,
+        hardware=_hardware(target.config.device),
+        engines=engines,
+        versions=_versions(),
+        measured_at=_now(),
+    )
+    profile.write(path)
 
 
 def _each_precision(target: BenchTarget, args: argparse.Namespace) -> list[BenchTarget]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deployments.bench_target import add_target_arguments, find_target
 
+BAD_INPUT = 2
 HELP = "answer timed requests on one engine of this machine, without a server"
 
 
@@ -28,12 +29,11 @@ def run(args: argparse.Namespace) -> int:
     from deployments.offline_engine import OfflineEngine
     from deployments.replay_run import replay
     from engine.errors import EngineError
+    from engine.output_file import check_output
     from engine.replay_file import read_requests, write_rows
 
-    if not args.out.parent.is_dir():
-        print(f"there is no folder {args.out.parent} to write the answers to", file=sys.stderr)
-        return 1
     try:
+        check_output(args.out, [args.requests, Path(args.target)])
         requests = read_requests(args.requests)
         target = find_target(args)
         engine = OfflineEngine(target.name, target.checkpoint, target.config)
@@ -44,10 +44,7 @@ def run(args: argparse.Namespace) -> int:
         write_rows(args.out, answers)
     except EngineError as error:
         print(error, file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"{error.filename or args.out} cannot be written: {error}", file=sys.stderr)
-        return 1
+        return BAD_INPUT
     except KeyboardInterrupt:
         print("stopped: nothing was written", file=sys.stderr)
         return 130

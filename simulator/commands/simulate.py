@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 HELP = "replay a trace on a simulated fleet and compare routing policies"
 BAD_INPUT = 2
+_MOST_REPLICAS = 10_000
+_MOST_GATEWAYS = 1000
+_MOST_KV_TOKENS = 100_000_000
+"""Of a replica: all the memory of a node of 8 GPUs holds fewer."""
+_LONGEST_TRACE_S = 1e9
+"""Of longer times doubles don't tell microseconds apart."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,17 +88,14 @@ class _Case:
 
 
 def run(args: argparse.Namespace) -> int:
-    from engine.performance_profile import ProfileFileError
+    from engine.errors import EngineError
     from simulator.errors import SimulationError
 
     try:
         case = _case(args)
         _simulate(case, args)
-    except (SimulationError, ProfileFileError) as error:
+    except (SimulationError, EngineError) as error:
         print(error, file=sys.stderr)
-        return BAD_INPUT
-    except OSError as error:
-        print(f"{error.filename} cannot be written: {error.strerror}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -107,13 +110,10 @@ def _case(args: argparse.Namespace) -> _Case:
     from simulator.policies.registry import create_policy
     from simulator.presets import PRICE_SOURCE, price_per_hour
 
-    if args.replicas < 1 or args.gateways < 1:
-        raise FleetSpecError(
-            f"--replicas is {args.replicas} and --gateways {args.gateways}: a fleet needs one of "
-            "each at least"
-        )
-    if args.kv_tokens is not None and args.kv_tokens < 1:
-        raise FleetSpecError(f"--kv-tokens is {args.kv_tokens}: no request fits a replica")
+    _check_count("--replicas", args.replicas, _MOST_REPLICAS)
+    _check_count("--gateways", args.gateways, _MOST_GATEWAYS)
+    if not 0 <= args.stale_s < float("inf"):
+        raise FleetSpecError(f"--stale-s is {args.stale_s}: take 0 s or more")
     if args.price is not None and not 0 <= args.price < float("inf"):
         raise FleetSpecError(f"--price is {args.price}: take 0 or more")
     for name in args.policy:
@@ -121,17 +121,39 @@ def _case(args: argparse.Namespace) -> _Case:
             create_policy(name)
         except ValueError as error:
             raise FleetSpecError(str(error)) from error
-    for path in (args.png, args.html, args.json):
-        if path is not None and not path.parent.is_dir():
-            raise FleetSpecError(f"there is no folder {path.parent} to write {path.name} to")
+    _check_outputs(args)
     if args.png or args.html:
         check_plots()
     kind = _kind(args)
     price, note = args.price or 0.0, "as given"
     if args.price is None and args.gpu is not None:
         price, note = price_per_hour(args.gpu), PRICE_SOURCE
+    workload = _workload(args)
     num_kv_tokens = kind.num_kv_tokens if args.kv_tokens is None else args.kv_tokens
-    return _Case(_workload(args), kind, num_kv_tokens, price, note)
+    _check_count("--kv-tokens", num_kv_tokens, _MOST_KV_TOKENS)
+    if num_kv_tokens < workload.block_size_tokens:
+        raise FleetSpecError(
+            f"a replica has {num_kv_tokens} tokens of KV, and blocks of {args.trace} have "
+            f"{workload.block_size_tokens}: give it more with --kv-tokens"
+        )
+    return _Case(workload, kind, num_kv_tokens, price, note)
+
+
+def _check_count(option: str, value: int, most: int) -> None:
+    from simulator.errors import FleetSpecError
+
+    if not 1 <= value <= most:
+        raise FleetSpecError(f"{option} is {value}: take 1 to {most:,}")
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    from engine.output_file import check_output
+
+    others = [path for path in (args.trace, args.profile) if path is not None]
+    for path in (args.png, args.html, args.json):
+        if path is not None:
+            check_output(path, others)
+            others.append(path)
 
 
 def _kind(args: argparse.Namespace) -> "ReplicaKind":
@@ -160,7 +182,14 @@ def _workload(args: argparse.Namespace) -> "Workload":
         workload = workload.first(args.requests)
     if args.speed != 1.0:
         workload = workload.accelerated(args.speed)
-    return workload.spread(args.spread_s) if args.spread_s else workload
+    if args.spread_s:
+        workload = workload.spread(args.spread_s)
+    if not workload.duration_s <= _LONGEST_TRACE_S:
+        raise TraceError(
+            f"{args.trace} takes {workload.duration_s:.3g} s: at most {_LONGEST_TRACE_S:.0e} s are "
+            "replayed; see its times, --speed and --spread-s"
+        )
+    return workload
 
 
 def _simulate(case: _Case, args: argparse.Namespace) -> None:
@@ -215,6 +244,8 @@ def _route(case: _Case, policy: str, args: argparse.Namespace) -> "Outcome":
 
 
 def _notes(case: _Case, args: argparse.Namespace) -> list[str]:
+    from simulator.presets import TEACHING_PRESETS
+
     workload, kind = case.workload, case.kind
     fleet = (
         f"{workload.name}: {len(workload):,} requests in {workload.duration_s:,.0f} s; replicas: "
@@ -222,8 +253,8 @@ def _notes(case: _Case, args: argparse.Namespace) -> list[str]:
         f"{args.gateways}, which hear of load {args.stale_s:g} s later"
     )
     notes = [fleet]
-    if kind.label == "teaching":
-        notes.append("teaching: formulas for a lecture, no measurement of any machine")
+    if kind.label in TEACHING_PRESETS:
+        notes.append(f"{kind.label}: formulas for a lecture, no measurement of any machine")
     if args.routing_only:
         notes.append("routing only: no steps, no batches; compare policies, not seconds")
     if case.price:
@@ -236,17 +267,21 @@ def _write(
 ) -> None:
     import msgspec
 
-    from simulator.plots import write_html, write_png
+    from engine.output_file import write_output
+    from simulator.plots import draw_html, draw_png
     from simulator.summary import table_cells
 
+    contents: list[tuple[Path, bytes]] = []
+    if args.json is not None:
+        figures = msgspec.json.format(msgspec.json.encode(summaries), indent=1)
+        contents.append((args.json, figures + b"\n"))
     if args.png is not None:
-        write_png(args.png, runs, summaries)
+        contents.append((args.png, draw_png(runs, summaries)))
     if args.html is not None:
         title = f"{case.workload.name} on {args.replicas} × {case.kind.label}"
         rows = table_cells(summaries)
-        write_html(args.html, title, _notes(case, args), rows, runs, summaries)
-    if args.json is not None:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(summaries), indent=1))
-    for path in (args.png, args.html, args.json):
-        if path is not None:
-            print(f"wrote {path}")
+        page = draw_html(title, _notes(case, args), rows, runs, summaries)
+        contents.append((args.html, page.encode()))
+    for path, content in contents:
+        write_output(path, content)
+        print(f"wrote {path}")

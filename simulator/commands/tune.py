@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 HELP = "find the engine settings with the most tokens/s within limits on TTFT and TPOT"
 BAD_INPUT = 2
 _REPLAY_TIMEOUT_S = 1800.0
+_MOST_REQUESTS = 1_000_000
+_MOST_TOKENS = 10_000_000
+"""Of a prompt or an answer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,17 +69,14 @@ class _Task(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    from engine.performance_profile import ProfileFileError
+    from engine.errors import EngineError
     from simulator.errors import SimulationError
 
     try:
         task = _task(args)
         return _tune(task, args)
-    except (SimulationError, ProfileFileError) as error:
+    except (SimulationError, EngineError) as error:
         print(error, file=sys.stderr)
-        return BAD_INPUT
-    except OSError as error:
-        print(f"{error.filename} cannot be written: {error.strerror}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _task(args: argparse.Namespace) -> _Task:
+    from engine.output_file import check_output
     from simulator.serve_yaml import read_serve_yaml
     from simulator.tuning import TuningError, parse_slo
 
@@ -92,10 +93,17 @@ def _task(args: argparse.Namespace) -> _Task:
         raise TuningError(f"--margin is {args.margin}: it is a share, from 0 to below 1")
     if min([1, *args.batch, *args.step_tokens]) < 1:
         raise TuningError("--batch and --step-tokens are counts of 1 and more")
-    if min(args.requests, args.verify_requests, args.prompt_tokens, args.answer_tokens) < 1:
-        raise TuningError("requests, and the tokens of their prompts and answers, are 1 or more")
-    if not args.out.parent.is_dir():
-        raise TuningError(f"there is no folder {args.out.parent} to write {args.out.name} to")
+    for counts, most in (
+        ((args.requests, args.verify_requests), _MOST_REQUESTS),
+        ((args.prompt_tokens, args.answer_tokens), _MOST_TOKENS),
+    ):
+        if not 1 <= min(counts) <= max(counts) <= most:
+            raise TuningError(
+                f"requests are 1 to {_MOST_REQUESTS:,}, and the tokens of their prompts and "
+                f"answers 1 to {_MOST_TOKENS:,}"
+            )
+    inputs = [args.base, args.profile, args.trace]
+    check_output(args.out, [path for path in inputs if path is not None])
     base = read_serve_yaml(args.base, args.model)
     return _Task(base, slos, _kinds(args, base.model), _workload(args, base))
 
@@ -140,6 +148,7 @@ def _workload(args: argparse.Namespace, base: "ServeYaml") -> "Callable[[float],
 
 
 def _tune(task: _Task, args: argparse.Namespace) -> int:
+    from engine.output_file import write_output
     from simulator.tuning import Search, settings_of
 
     search = Search(task.base.engine, task.slos, task.workload_at, margin=args.margin)
@@ -149,7 +158,7 @@ def _tune(task: _Task, args: argparse.Namespace) -> int:
     print(_describe(task, found))
     remark = f"{args.base}, tuned for {' '.join(args.slo)} by simulation:\n{_describe(task, found)}"
     changes = search.engine_settings(found.setting)
-    args.out.write_text(task.base.with_engine(changes, remark=remark), encoding="utf-8")
+    write_output(args.out, task.base.with_engine(changes, remark=remark).encode())
     print(f"wrote {args.out}", flush=True)
     checked = _headwater("check", str(args.out))
     if checked.returncode != 0:

@@ -60,7 +60,7 @@ def test_a_file_of_each_precision(home: Path, capsys: pytest.CaptureFixture[str]
 def test_what_cannot_be_measured_is_said_in_a_line(
     home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
 ) -> None:
-    assert main(["profile", *arguments]) == 1
+    assert main(["profile", *arguments]) == 2
     printed = capsys.readouterr()
     assert complaint in printed.err
     assert printed.out == ""

@@ -80,7 +80,7 @@ def test_a_replay_stamps_every_answer(base: Path, capsys: pytest.CaptureFixture[
     for answer in found:
         assert answer.request.arrival_s < answer.first_token_s < answer.end_s
     requests.write_text("[]")
-    assert main(command) == 1
+    assert main(command) == 2
     assert "holds no requests" in capsys.readouterr().err
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.performance_profile import (
@@ -58,6 +59,9 @@ def test_engines_of_a_file_are_told_apart() -> None:
         ({"engine": {"kv_token_bytes": 0}}, "a size below 1"),
         ({"engine": {"cost": {"base_s": -1.0}}}, "negative or infinite"),
         ({"engine": {"cost": {"base_s": 0.0}}}, "take no time"),
+        ({"engine": {"cost": {"base_s": 1e308}}}, "longer than an hour"),
+        ({"engine": {"kv_cache_bytes": 10**30}}, "tokens in its KV"),
+        ({"engine": {"max_num_seqs": 10**9}}, "sequences in a step"),
         ({"engine": {"samples": [[]]}}, "Expected `object`"),
     ],
 )
@@ -72,6 +76,13 @@ def test_what_is_wrong_with_a_file_is_said(
     with pytest.raises(ProfileFileError, match=complaint) as caught:
         PerformanceProfile.read(path)
     assert str(path) in str(caught.value)
+
+
+def test_engines_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    msgspec.structs.replace(PROFILE, engines=[ENGINE, ENGINE]).write(path)
+    with pytest.raises(ProfileFileError, match="two engines of one precision"):
+        PerformanceProfile.read(path)
 
 
 def test_a_row_without_time_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a simulation cannot be made of is said in a line, before it starts."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,20 @@ def test_the_routing_model_says_that_it_is_no_more(
         (["--replicas", "1", "--gpu", "teaching", "--requests", "0"], "--requests is 0"),
         (["--replicas", "1", "--gpu", "teaching", "--speed", "0"], "take a factor > 0"),
         (["--replicas", "1", "--gpu", "teaching", "--spread-s", "-1"], "--spread-s is -1"),
-        (["--replicas", "1", "--gpu", "teaching", "--stale-s", "-1"], "stale_s is -1"),
+        (["--replicas", "99999999", "--gpu", "teaching"], "--replicas is 99999999: take 1 to"),
+        (["--replicas", "1", "--gpu", "teaching", "--stale-s", "-1"], "--stale-s is -1"),
+        (["--replicas", "1", "--gpu", "teaching", "--stale-s", "nan"], "--stale-s is nan"),
+        (["--replicas", "1", "--gpu", "teaching", "--speed", "nan"], "take a factor > 0"),
+        (["--replicas", "1", "--gpu", "teaching", "--speed", "1e-320"], "takes inf s"),
+        (["--replicas", "1", "--gpu", "teaching", "--spread-s", "1e300"], "see its times"),
+        (["--replicas", "1", "--gpu", "teaching", "--kv-tokens", "3"], "blocks of"),
+        (["--replicas", "1", "--gpu", "teaching", "--kv-tokens", "9" * 15], "take 1 to"),
         (["--replicas", "1", "--gpu", "teaching", "--kv-tokens", "0"], "--kv-tokens is 0"),
         (["--replicas", "1", "--gpu", "teaching", "--price", "-1"], "--price is -1"),
-        (["--replicas", "1", "--gpu", "teaching", "--gateways", "0"], "--gateways 0"),
+        (["--replicas", "1", "--gpu", "teaching", "--gateways", "0"], "--gateways is 0"),
         (["--replicas", "1", "--gpu", "teaching", "--png", "/absent/x.png"], "no folder /absent"),
+        (["--replicas", "1", "--gpu", "teaching", "--json", "/proc/x.json"], "cannot be written"),
+        (["--replicas", "1", "--gpu", "teaching", "--json", "/dev/full"], "No space left"),
         (["--replicas", "1", "--profile", "/absent/p.json"], "cannot be read"),
     ],
 )
@@ -101,3 +111,19 @@ def test_a_trace_that_is_none_is_refused(
 def test_a_profile_that_is_none_is_refused(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--trace", trace, "--replicas", 1, "--profile", trace) == BAD_INPUT
     assert "no performance profile" in capsys.readouterr().err
+
+
+def test_nothing_that_is_read_is_written_over(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = ["--replicas", 1, "--gpu", "teaching"]
+    assert run("--trace", trace, *fleet, "--json", trace) == BAD_INPUT
+    assert "is read, too" in capsys.readouterr().err
+    assert trace.read_text() == TRACE
+
+
+def test_figures_are_written(trace: Path) -> None:
+    out = trace.with_name("figures.json")
+    assert run("--trace", trace, "--replicas", 1, "--gpu", "tick", "--json", out) == 0
+    [figures] = json.loads(out.read_text())
+    assert (figures["label"], figures["num_requests"]) == ("headwater", 3)

@@ -40,7 +40,10 @@ def run(base: Path, *arguments: str) -> int:
         (["--profile", "/absent.json", "--slo", "ttft_p95_ms=9"], "headwater profile MODEL"),
         ([*GPU, "--slo", "ttft_p95_ms=9", "--margin", "1"], "--margin is 1.0"),
         ([*GPU, "--slo", "ttft_p95_ms=9", "--batch", "0"], "counts of 1 and more"),
-        ([*GPU, "--slo", "ttft_p95_ms=9", "--requests", "0"], "are 1 or more"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--margin", "nan"], "--margin is nan"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--requests", "0"], "requests are 1 to"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--prompt-tokens", "9" * 12], "answers 1 to"),
+        ([*GPU, "--slo", "ttft_p95_ms=9", "--out", "/proc/x.yaml"], "cannot be written"),
         ([*GPU, "--slo", "ttft_p95_ms=9", "--model", "b"], "no model 'b'"),
         ([*GPU, "--slo", "ttft_p95_ms=9", "--trace", "/absent.csv"], "/absent.csv cannot be read"),
         ([*GPU, "--slo", "ttft_p95_ms=9", "--out", "/absent/x.yaml"], "no folder /absent"),
@@ -66,3 +69,19 @@ def test_a_profile_of_another_model_is_refused(
     base.write_text(FILE.replace("name: tiny,", "name: other,"))
     assert run(base, "--profile", str(path), "--slo", "ttft_p95_ms=9") == BAD_INPUT
     assert "is of tiny, and" in capsys.readouterr().err
+
+
+def test_the_file_that_is_tuned_is_not_written_over(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(base, *GPU, "--slo", "ttft_p95_ms=9", "--out", str(base)) == BAD_INPUT
+    assert "is read, too" in capsys.readouterr().err
+    assert base.read_text() == FILE
+
+
+def test_a_file_without_end_of_nesting_is_refused(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base.write_text("[" * 1000)
+    assert run(base, *GPU, "--slo", "ttft_p95_ms=9") == BAD_INPUT
+    assert "is no YAML" in capsys.readouterr().err

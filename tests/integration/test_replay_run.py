@@ -13,6 +13,8 @@ from engine.errors import EngineError
 from engine.replay_file import ReplayRequest
 from tests.unit.engine.tiny_models import make_tiny_model, write_checkpoint
 
+pytestmark = pytest.mark.integration
+
 STEP_S = 0.002
 
 
@@ -51,5 +53,5 @@ def test_every_answer_takes_its_steps_and_none_begins_early(engine: OfflineEngin
 
 
 def test_a_request_that_does_not_fit_ends_the_replay(engine: OfflineEngine) -> None:
-    with pytest.raises(EngineError, match="at most 255"):
+    with pytest.raises(EngineError, match="at most 256"):
         replay(engine, [ReplayRequest(0.0, 300, 3)])
