@@ -5,14 +5,15 @@ data/perf_model.csv, MIT licence: llama2-70b in 16 bits, 2023), rounded; one pro
 step count by their tokens, and beyond 64 decodes the last slope goes on. They predate today's
 kernels: order and ratios hold better than milliseconds. KV is what 90 % of the memory leaves beside
 141 GB of weights and 4 GB of workspace.
-``teaching`` is no measurement at all: see ``simulator.teaching``.
+``teaching`` and ``tick`` are no measurements at all: see the modules of these names.
 """
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from engine.step_time import StepWork
-from simulator import teaching
+from simulator import teaching, tick
 from simulator.errors import FleetSpecError
 from simulator.measured_table import Curve, TableModel
 from simulator.performance import NO_TRANSFERS, Bandwidths
@@ -27,6 +28,7 @@ _USABLE_SHARE = 0.9
 _WEIGHT_AND_WORKSPACE_BYTES = 145_000_000_000
 _TEACHING_KV_BYTES = 16 * 2**30
 _TEACHING_STEP_TOKENS = 2048
+_TICK_MEMORY_GIB = 16
 
 PRICES: Mapping[str, float] = MappingProxyType({"h100": 4.916, "a100": 1.844})
 """US dollars per GPU and hour."""
@@ -44,6 +46,20 @@ class TeachingModel:
         """Precondition: at most as many decodes as the model holds for."""
         decodes_s = teaching.iteration_ms(work.num_decodes) / 1000 if work.num_decodes else 0.0
         return decodes_s + work.num_prefill_tokens / teaching.PREFILL_TOKENS_PER_S
+
+
+class TickModel:
+    """Units of work as step times: a step takes as many ticks as its units fill."""
+
+    @property
+    def bandwidths(self) -> Bandwidths:
+        return NO_TRANSFERS
+
+    def step_time_s(self, work: StepWork) -> float:
+        """Precondition: at most as many decodes as a tick holds."""
+        left = tick.prefill_tokens_beside(work.num_decodes)
+        num_units = tick.UNITS_PER_TICK - left + work.num_prefill_tokens
+        return tick.TICK_S * max(1, math.ceil(num_units / tick.UNITS_PER_TICK))
 
 
 def _llama2_70b(
@@ -81,6 +97,17 @@ _TEACHING = ReplicaKind(
     max_num_batched_tokens=_TEACHING_STEP_TOKENS,
 )
 
+_TICK = ReplicaKind(
+    label="tick",
+    model=TickModel(),
+    num_kv_tokens=_TICK_MEMORY_GIB * tick.KV_TOKENS_PER_GIB,
+    kv_token_bytes=2**30 // tick.KV_TOKENS_PER_GIB,
+    max_num_seqs=tick.MAX_DECODES,
+    max_num_batched_tokens=tick.UNITS_PER_TICK,
+)
+
+TEACHING_PRESETS = (_TEACHING.label, _TICK.label)
+
 _KINDS = (
     _llama2_70b(
         "h100",
@@ -107,6 +134,7 @@ _KINDS = (
         (44.8, 44.8, 45.1, 45.8, 48.5, 52.3, 72.9),
     ),
     _TEACHING,
+    _TICK,
 )
 PRESETS: Mapping[str, ReplicaKind] = MappingProxyType({kind.label: kind for kind in _KINDS})
 

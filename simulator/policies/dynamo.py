@@ -3,8 +3,8 @@
 Source: ``lib/kv-router/src/scheduling/selector/default.rs`` (ai-dynamo/dynamo, 1.x), at temperature
 0, without taints and shared caches. Blocks that wait for their prefill, with the request's own,
 less the credit for what is cached, times ``prefill_load_scale``; and the blocks of all requests in
-flight. By default the scale is 1, cached blocks on the host count three quarters and on disk one;
-on long prompts a scale of 16 does better than the default.
+flight. By default the scale is 1, and cached blocks count three quarters on the host and a quarter
+on disk; on long prompts a scale of 16 does better than the default.
 """
 
 from collections.abc import Sequence

@@ -34,6 +34,15 @@ def test_teaching_shares_a_step_between_decodes_and_prefill() -> None:
     assert model.step_time_s(StepWork(num_tokens, 16)) == pytest.approx(0.1, rel=1e-3)
 
 
+def test_a_step_takes_as_many_ticks_as_its_units_fill() -> None:
+    model = find_preset("tick").model
+    assert model.step_time_s(StepWork(1)) == pytest.approx(0.02)
+    assert model.step_time_s(StepWork(512)) == pytest.approx(0.02)
+    assert model.step_time_s(StepWork(328, 4)) == pytest.approx(0.02)
+    assert model.step_time_s(StepWork(329, 4)) == pytest.approx(0.04)
+    assert find_preset("tick").num_kv_tokens == 16 * 8192
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_serves(name: str) -> None:
     workload = poisson(
