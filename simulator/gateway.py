@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import msgspec
+
 from app.client import EngineClient
 from app.fleet import Fleet
 from app.member import Member
@@ -221,4 +223,6 @@ class FleetGateway:
             disk_tokens_per_s=known.disk_tokens_per_s,
             peer_tokens_per_s=known.peer_tokens_per_s,
         )
-        return replace(candidate, rates=rates, age_s=candidate.age_s + self._stale_s)
+        return msgspec.structs.replace(
+            candidate, rates=rates, age_s=candidate.age_s + self._stale_s
+        )

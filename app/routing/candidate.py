@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from engine.messages import LoadView, ServiceClass
 
 
@@ -105,9 +107,12 @@ class RouteRequest:
     gateways: Gateways = ALONE
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One replica that could take the request, as seen now."""
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """One replica that could take the request, as seen now.
+
+    Of each decision there is one per replica: a struct is made in a fifth of the time that a frozen
+    dataclass takes.
+    """
 
     engine_id: str
     load: LoadView

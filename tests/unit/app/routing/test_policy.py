@@ -1,6 +1,5 @@
 """The choice of an engine, as a pure function."""
 
-import dataclasses
 import math
 from collections import Counter
 from typing import Any
@@ -44,7 +43,7 @@ def candidate(engine_id: str = "e0", load: LoadView = IDLE, **fields: Any) -> Ca
         num_unseen_tokens=0,
         max_num_seqs=0,
     )
-    return dataclasses.replace(idle, **fields)
+    return msgspec.structs.replace(idle, **fields)
 
 
 def loaded(**fields: int | float) -> LoadView:
@@ -76,7 +75,7 @@ def test_an_engine_without_a_place_is_chosen_only_for_a_prefix_that_saves_more()
     full = candidate("full", loaded(num_running=4), max_num_seqs=4)
     slower = candidate("slower", loaded(num_running=3, step_time_s=0.03), max_num_seqs=4)
     assert choose(RouteRequest(100), [full, slower]).candidate.engine_id == "slower"
-    warm = dataclasses.replace(full, held=HeldPrefix(4096))
+    warm = msgspec.structs.replace(full, held=HeldPrefix(4096))
     assert choose(RouteRequest(4000), [warm, slower]).candidate.engine_id == "full"
 
 
@@ -151,7 +150,9 @@ def test_the_choice_is_among_the_cheapest(
 def test_more_cached_tokens_never_cost_more(
     num_prompt_tokens: int, candidate: Candidate, num_more: int
 ) -> None:
-    warmer = dataclasses.replace(candidate, held=HeldPrefix(candidate.num_cached_tokens + num_more))
+    warmer = msgspec.structs.replace(
+        candidate, held=HeldPrefix(candidate.num_cached_tokens + num_more)
+    )
     request = RouteRequest(num_prompt_tokens)
     assert cost_s(request, warmer) <= cost_s(request, candidate) * (1 + 1e-9)
 

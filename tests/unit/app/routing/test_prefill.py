@@ -1,8 +1,8 @@
 """Where a prompt's KV comes from on one replica."""
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ NOTHING = HeldPrefix()
 
 def replica(held: HeldPrefix = NOTHING, **fields: Any) -> Candidate:
     idle = Candidate("e0", LoadView(), 16, held, 0, 0, 0, 0)
-    return dataclasses.replace(idle, **fields)
+    return msgspec.structs.replace(idle, **fields)
 
 
 @pytest.mark.parametrize(

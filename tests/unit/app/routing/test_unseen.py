@@ -1,7 +1,6 @@
 """What other gateways have sent that a view can't show."""
 
-import dataclasses
-
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +35,7 @@ def test_homes_follow_ids_whatever_the_order() -> None:
 
 def test_a_fresh_view_hides_nothing() -> None:
     candidates = fleet(4)
-    candidates[3] = dataclasses.replace(candidates[3], age_s=0.0)
+    candidates[3] = msgspec.structs.replace(candidates[3], age_s=0.0)
     assert unseen_requests(Gateways(0, 2, 2.0), candidates)[3] == 0
 
 

@@ -1,7 +1,8 @@
 """Policies without prefixes."""
 
 from collections import Counter
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from app.routing.candidate import RouteRequest
 from simulator.policies.base import Seen, cheapest, draw_index
