@@ -9,7 +9,11 @@ _SHORTEST_S = 1.0
 
 
 class TrafficMeter:
-    """Exponentially weighted means over time, unbiased from the first request on."""
+    """Exponentially weighted means over time.
+
+    The first request counts, too, though no time passed before it: a burst that begins at several
+    gateways must not find each of them expecting nothing of the others.
+    """
 
     def __init__(self) -> None:
         self._num_requests = 0.0
@@ -20,16 +24,15 @@ class TrafficMeter:
 
     def record(self, now_s: float, num_uncached_tokens: int) -> None:
         """A request was sent that has ``num_uncached_tokens`` to be computed."""
-        if self._last_s is None or now_s < self._last_s:  # it only starts the clock
+        if self._last_s is None or now_s < self._last_s:
             self._num_requests = self._num_tokens = self._weight_s = 0.0
             self._last_s = now_s
-            return
         self._pass(now_s)
         self._num_requests += 1.0
         self._num_tokens += num_uncached_tokens
 
     def requests_per_s(self, now_s: float) -> float:
-        """0 until there were two."""
+        """0 until there was one."""
         if self._last_s is None:
             return 0.0
         self._pass(now_s)

@@ -4,7 +4,7 @@ of each request, and what the engines did.
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from app.config import GatewayConfig, PoolsConfig
@@ -79,13 +79,13 @@ class _Answer:
 
 
 class FleetSimulation:
-    """Engines and gateways; to be made in a ``VirtualTimeLoop``."""
+    """Engines, and a gateway of each rank; to be made in a ``VirtualTimeLoop``."""
 
     def __init__(
         self,
         *,
         num_engines: int = 8,
-        num_gateways: int = 2,
+        ranks: Sequence[int] = (0, 1),
         num_blocks: int,
         policy: Policy = choose,
         pools: PoolsConfig | None = None,
@@ -93,9 +93,7 @@ class FleetSimulation:
         self.engines = [
             SimulatedEngine(f"e{number}", ENGINE, num_blocks) for number in range(num_engines)
         ]
-        self.gateways = [
-            self.add_gateway(policy, rank=rank, pools=pools) for rank in range(num_gateways)
-        ]
+        self.gateways = [self.add_gateway(policy, rank=rank, pools=pools) for rank in ranks]
         self.outcomes: list[Outcome] = []
         self._token_of: dict[str, int] = {}
         self._num_requests = 0

@@ -10,7 +10,7 @@ def test_a_steady_stream_is_known_within_seconds_and_stays_so() -> None:
     assert (meter.requests_per_s(0.0), meter.mean_uncached_tokens) == (0, 0)
     for number in range(2000):
         meter.record(number / 4, 1000)
-        if number >= 20:
+        if number >= 40:
             assert meter.requests_per_s(number / 4) == pytest.approx(4, rel=0.05)
     assert meter.mean_uncached_tokens == pytest.approx(1000)
 
@@ -27,7 +27,15 @@ def test_a_burst_at_the_start_is_no_rate() -> None:
     meter = TrafficMeter()
     for _ in range(10):
         meter.record(5.0, 1)
-    assert meter.requests_per_s(5.0) <= 10
+    assert meter.requests_per_s(5.0) == pytest.approx(10)
+
+
+def test_others_are_expected_to_send_as_soon_as_one_request_came() -> None:
+    meter = TrafficMeter()
+    meter.record(5.0, 700)
+    assert (meter.requests_per_s(5.0), meter.mean_uncached_tokens) == (1, 700)
+    meter.record(5.0 + 3600, 700)
+    assert meter.requests_per_s(5.0 + 3600) < 0.05
 
 
 def test_a_clock_that_steps_back_starts_anew() -> None:
