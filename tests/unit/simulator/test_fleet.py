@@ -31,6 +31,14 @@ TIGHT = EngineConfig(
     runner="paced", max_num_seqs=64, max_step_stretch=None, kv_admission="optimistic"
 )
 CHAT = chat(num_sessions=24, sessions_per_s=2.0, num_turns=4, num_system_prompts=6, seed=5)
+BRIEF_CHAT = chat(
+    num_sessions=10,
+    sessions_per_s=1.0,
+    num_turns=3,
+    num_system_prompts=4,
+    num_answer_tokens=150,
+    seed=5,
+)
 
 
 def num_requests_by_engine(outcome: Outcome, since_s: float = 0.0) -> Counter[str]:
@@ -69,20 +77,20 @@ def test_every_request_ends_once_whatever_happens(
         stale_s=stale_s,
         changes=changes,
     )
-    outcome = simulate(CHAT, spec)
+    outcome = simulate(BRIEF_CHAT, spec)
     ids = [request.request_id for request in outcome.requests]
-    assert len(ids) == len(set(ids)) == len(CHAT) - outcome.num_refused
+    assert len(ids) == len(set(ids)) == len(BRIEF_CHAT) - outcome.num_refused
     for request in outcome.requests:
         assert request.arrival_s < request.first_token_s <= request.end_s
         assert 0 <= request.num_loaded_tokens <= request.num_prompt_tokens
         assert 0 <= request.num_cached_tokens < request.num_prompt_tokens
-    assert simulate(CHAT, spec).requests == outcome.requests  # the same every time
+    assert simulate(BRIEF_CHAT, spec).requests == outcome.requests  # the same every time
 
 
 def test_stretches_of_decodes_change_nothing() -> None:
     spec = FleetSpec(3, REPLICA, policy="round_robin")  # the others look at how often they hear
-    at_once = simulate(CHAT, spec)
-    stepwise = simulate(CHAT, replace(spec, replica=replace(REPLICA, takes_every_step=True)))
+    at_once = simulate(BRIEF_CHAT, spec)
+    stepwise = simulate(BRIEF_CHAT, replace(spec, replica=replace(REPLICA, takes_every_step=True)))
     by_id = {request.request_id: request for request in stepwise.requests}
     for request in at_once.requests:
         twin = by_id[request.request_id]
@@ -95,7 +103,7 @@ def test_stretches_of_decodes_change_nothing() -> None:
 @pytest.mark.parametrize("policy", ["headwater", "least_requests"])
 def test_more_replicas_make_nobody_wait_longer(policy: str) -> None:
     workload = poisson(
-        num_requests=200,
+        num_requests=120,
         requests_per_s=8,
         num_prompt_tokens=2000,
         num_answer_tokens=50,
@@ -189,7 +197,9 @@ def test_a_replica_that_drains_ends_what_it_has() -> None:
 
 
 def test_one_that_joins_is_neither_starved_nor_stampeded() -> None:
-    workload = chat(num_sessions=100, sessions_per_s=3.0, num_turns=4, seed=7)
+    workload = chat(
+        num_sessions=60, sessions_per_s=3.0, num_turns=4, num_system_tokens=1000, seed=7
+    )
     changes = [FleetChange(30.0)]
     outcome = simulate(workload, FleetSpec(3, REPLICA, changes=changes))
     share = num_requests_by_engine(outcome, since_s=30.0)
@@ -198,7 +208,9 @@ def test_one_that_joins_is_neither_starved_nor_stampeded() -> None:
 
 
 def test_the_load_of_a_lost_one_spreads() -> None:
-    workload = chat(num_sessions=100, sessions_per_s=3.0, num_turns=4, seed=7)
+    workload = chat(
+        num_sessions=60, sessions_per_s=3.0, num_turns=4, num_system_tokens=1000, seed=7
+    )
     changes = [FleetChange(30.0, "e1", is_lost=True)]
     outcome = simulate(workload, FleetSpec(4, REPLICA, changes=changes))
     before = num_requests_by_engine(simulate(workload, FleetSpec(4, REPLICA)), since_s=30.0)

@@ -93,7 +93,7 @@ def test_preemptions_happen_as_in_the_real_engine() -> None:
 
 @pytest.mark.parametrize("limits", [{"max_step_stretch": 2.0}, {"tpot_target_s": 0.03}])
 def test_limits_for_the_sake_of_streams_are_learned_nearly_alike(limits: dict[str, float]) -> None:
-    arrivals = [Arrival(0.07 * number, 50, 40) for number in range(60)]
+    arrivals = [Arrival(0.07 * number, 50, 40) for number in range(30)]
     config = CONFIG.model_copy(update={"max_num_batched_tokens": 64, **limits})
     planned, _ = run_planned(config, 400, arrivals)
     real = run_engine(config, 400, arrivals)

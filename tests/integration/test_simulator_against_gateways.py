@@ -23,6 +23,8 @@ from tests.unit.app.routing.fleet_simulation import ENGINE, FleetSimulation
 from tests.unit.app.routing.simulated_engine import BLOCK_SIZE_TOKENS, ROOT_KEY
 from tests.unit.app.routing.virtual_time import run_in_virtual_time
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
 NUM_ENGINES = 8
 NUM_BLOCKS = 3000
 
@@ -112,7 +114,7 @@ class _Answer:
 
 async def serve(workload: Workload) -> list[Served]:
     """By production gateways."""
-    fleet = FleetSimulation(num_engines=NUM_ENGINES, num_gateways=2, num_blocks=NUM_BLOCKS)
+    fleet = FleetSimulation(num_engines=NUM_ENGINES, num_blocks=NUM_BLOCKS)
     served: list[Served] = []
 
     async def ask(number: int, request: SimulatedRequest) -> None:
