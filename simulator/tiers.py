@@ -22,9 +22,7 @@ class _Store:
     evicted: dict[bytes, None] = field(default_factory=dict)
 
     def put(self, key: bytes, *, is_told: bool) -> None:
-        if key in self.keys:
-            self.keys.move_to_end(key)
-            return
+        """Precondition: it is not held."""
         self.keys[key] = is_told
         if is_told and self.evicted.pop(key, True):  # came back: nothing to tell
             self.stored[key] = None
@@ -50,11 +48,14 @@ class NodeTiers:
         host, disk = self._host, self._disk
         if host.capacity_blocks == 0:
             return
-        for index in range(len(keys) - 1, -1, -1):
-            key = keys[index]
-            if key in disk.keys:
+        in_host, in_disk = host.keys, disk.keys
+        for number, key in zip(range(len(keys), 0, -1), reversed(keys), strict=True):
+            if key in in_host:
+                in_host.move_to_end(key)
+                continue
+            if key in in_disk:
                 disk.drop(key)
-            host.put(key, is_told=(index + 1) % self._key_stride == 0)
+            host.put(key, is_told=number % self._key_stride == 0)
         while len(host.keys) > host.capacity_blocks:
             key = next(iter(host.keys))
             is_told = host.drop(key)

@@ -147,6 +147,8 @@ def _session_requests(
     path: Path, number: int, session: _CodingSession, begin_s: float
 ) -> Iterator[SimulatedRequest]:
     prefix = number.to_bytes(KEY_BYTES // 2, "big")  # ids are the session's own
+    key_of: dict[int, bytes] = {}
+    """Equal keys are one object: compared at once, and kept once."""
     is_first = True
     for index, request in enumerate(session.requests):
         if not request.hash_ids:
@@ -156,7 +158,10 @@ def _session_requests(
             if not 0 <= request.think_time < 1e9:
                 raise ValueError(f"think_time is {request.think_time}")
             ids = request.hash_ids[: request.num_input // session.block_size]
-            keys = [prefix + i.to_bytes(KEY_BYTES // 2, "big") for i in ids]
+            key_of |= {
+                i: prefix + i.to_bytes(KEY_BYTES // 2, "big") for i in ids if i not in key_of
+            }
+            keys = [key_of[i] for i in ids]
         except (ValueError, OverflowError) as error:
             raise TraceError(_fault(path, index, error, "agentic coding's fields")) from error
         yield SimulatedRequest(
