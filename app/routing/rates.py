@@ -26,18 +26,22 @@ class RateBook:
         self._transfers: dict[tuple[str, SourceKind], TransferRate] = {}
         self._usual: ReplicaRates | None = None
         """Means of what is known; None if they have to be taken anew."""
+        self._filled: dict[str, ReplicaRates] = {}
+        """What ``rates`` said since then."""
 
     def __len__(self) -> int:
         return len(self._own)
 
     def rates(self, engine_id: str) -> ReplicaRates:
         """What is unknown of it is what the others have on average, 0 if nobody knows."""
-        own = self._own.get(engine_id, NO_RATES)
-        if own.prefill_token_s and all(_transfer_rates(own)):
-            return own
         if self._usual is None:
             self._usual = _means(self._own.values())
-        return _filled(own, self._usual)
+            self._filled.clear()
+        filled = self._filled.get(engine_id)
+        if filled is None:
+            own = self._own.get(engine_id, NO_RATES)
+            filled = self._filled[engine_id] = _filled(own, self._usual)
+        return filled
 
     def see_load(self, engine_id: str, load: LoadView) -> None:
         """Its newest load view. One that fits no steps leaves known what earlier ones said."""

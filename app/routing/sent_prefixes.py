@@ -83,8 +83,7 @@ class SentPrefixes:
         for send in self._sends.pop(bit, {}).values():
             self._num_keys -= len(send.keys)
             self._num_requests -= 1
-        for key in self._num_sends.pop(bit, {}):
-            self._clear(bit, key)
+        self._clear(bit, self._num_sends.pop(bit, {}))
 
     def move(self, bit: int, new_bit: int) -> None:
         """The engine has another bit, and what it said is forgotten."""
@@ -108,17 +107,23 @@ class SentPrefixes:
     def _uncount(self, bit: int, keys: Sequence[bytes]) -> None:
         """One request with ``keys`` is settled; others may have been sent with some of them."""
         num_sends = self._num_sends[bit]
+        last: list[bytes] = []
         for key in keys:
-            num_sends[key] -= 1
-            if not num_sends[key]:
+            num_left = num_sends[key] - 1
+            if num_left:
+                num_sends[key] = num_left
+            else:
                 del num_sends[key]
-                self._clear(bit, key)
+                last.append(key)
+        self._clear(bit, last)
         if not self._sends[bit]:
             del self._sends[bit], self._num_sends[bit]
 
-    def _clear(self, bit: int, key: bytes) -> None:
-        bits = self.bits_of.get(key, 0) & ~bit
-        if bits:
-            self.bits_of[key] = bits
-        else:
-            self.bits_of.pop(key, None)
+    def _clear(self, bit: int, keys: Iterable[bytes]) -> None:
+        bits_of = self.bits_of
+        for key in keys:
+            bits = bits_of[key]
+            if bits == bit:
+                del bits_of[key]
+            else:
+                bits_of[key] = bits & ~bit
