@@ -4,7 +4,7 @@ from engine.block_manager import BlockManager
 from engine.load_meter import LoadMeter
 from engine.messages import LoadView
 from engine.scheduler import Scheduler
-from engine.step_time import StepTimeModel
+from engine.step_time import StepTimeModel, StepWork
 
 
 def make_load_view(
@@ -14,6 +14,9 @@ def make_load_view(
     totals = scheduler.totals
     is_fitted = steps.seen >= 1.0
     num_waiting_tokens = scheduler.num_waiting_tokens
+    contexts = [s.num_computed_tokens for s in scheduler.running if s.is_last_on_device]
+    decodes = StepWork(num_decodes=len(contexts), num_context_tokens=sum(contexts))
+    num_prompts = scheduler.num_running - len(contexts) + scheduler.num_waiting
     return LoadView(
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,
@@ -32,4 +35,8 @@ def make_load_view(
         prefill_base_s=steps.base_s if is_fitted else 0.0,
         prefill_token_s=steps.per_prefill_token_s if is_fitted else 0.0,
         prefill_attended_s=steps.per_attended_token_s if is_fitted else 0.0,
+        decode_step_s=steps.predict(decodes) if is_fitted else 0.0,
+        full_step_tokens=scheduler.limits.prompt_tokens(
+            decodes, start=0, num_prompts=max(1, num_prompts)
+        ),
     )

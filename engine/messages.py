@@ -209,11 +209,15 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     num_empty_blocks: int = 0
     """Of ``num_free_blocks`` those that hold no prefix: a prompt that needs more evicts one."""
     prefill_base_s: float = 0.0
-    """Of every prompt, as fitted to the engine's own steps; 0 while unknown, like the next two."""
+    """Of every step, as fitted to the engine's own; 0 while unknown, like the next three."""
     prefill_token_s: float = 0.0
     """Of each prompt token that is computed."""
     prefill_attended_s: float = 0.0
     """Of each such token and each position that it attends to."""
+    decode_step_s: float = 0.0
+    """Of a step in which all that run and have their prompt decode, and nothing else; as fitted."""
+    full_step_tokens: int = 0
+    """Prompt tokens that there is room for beside them in one step; 0 while unknown."""
 
 
 class Medium(IntEnum):

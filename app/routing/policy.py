@@ -113,7 +113,7 @@ def _cost_s(
     num_unseen: float,
 ) -> float:
     cost = time_to_first_token_s(candidate, token_s, prefill) + others_loss_s(
-        request.num_prompt_tokens, candidate, token_s
+        request.num_prompt_tokens, candidate, token_s, prefill
     )
     if num_unseen > 0:
         before_s = request.gateways.uncached_tokens * token_s

@@ -77,4 +77,4 @@ def _compute_s(
     # The last prompt token is always computed, or there would be nothing to sample from.
     num_missing = max(1.0, num_prompt_tokens - num_present)
     depth = num_prompt_tokens - 0.5 * num_missing
-    return rates.prefill_base_s + num_missing * (token_s + rates.prefill_attended_s * depth)
+    return num_missing * (token_s + rates.prefill_attended_s * depth)

@@ -78,15 +78,14 @@ def test_a_replica_that_died_leaves_nothing_behind() -> None:
     async def chat() -> None:
         simulation = FleetSimulation(num_blocks=SMALL_BLOCKS)
         await simulation.run(CHAT, num_sessions=8, sessions_per_s=4.0)
-        gateway = simulation.gateways[0]
         dead = simulation.engines.pop(max(range(8), key=simulation.num_cached_keys))
-        client = dead.clients[0]
-        gateway.on_closed(client, "it died")
         keys = [key for part in dead.mirror.snapshot() for key in part.keys]
-        gateway.on_step(client, CacheEvents(10**6, keys, []))  # its last words
-        assert all(dead.engine_id not in gateway.fleet.index.match([key]) for key in keys)
+        for gateway, client in zip(simulation.gateways, dead.clients, strict=True):
+            gateway.on_closed(client, "it died")
+            gateway.on_step(client, CacheEvents(10**6, keys, []))  # its last words
+            assert all(dead.engine_id not in gateway.fleet.index.match([key]) for key in keys)
+            gateway.fleet.index.check_integrity()
         check_indices(simulation)
-        gateway.fleet.index.check_integrity()
         await simulation.close()
 
     run_in_virtual_time(chat())

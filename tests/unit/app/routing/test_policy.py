@@ -184,18 +184,45 @@ def test_an_engine_that_has_measured_nothing_is_tried() -> None:
     assert choose(RouteRequest(1000), [measured, fresh]).candidate.engine_id == "fresh"
 
 
-def test_prompts_that_wait_count_with_the_share_that_is_usually_not_cached() -> None:
-    waiting = loaded(pending_prefill_tokens=4000, num_waiting_tokens=3000)
-    unknown = ttft_s(100, candidate("a", waiting))
-    assert unknown == pytest.approx(4.1)
-    half = msgspec.structs.replace(waiting, num_prompt_tokens=1000, num_cached_prompt_tokens=500)
-    assert ttft_s(100, candidate("a", half)) == pytest.approx(2.6)
-    assert ttft_s(100, candidate("a", half, num_queued_tokens=1000)) == pytest.approx(3.1)
+def test_what_an_engine_expects_to_find_cached_is_not_discounted_again() -> None:
+    waiting = loaded(
+        pending_prefill_tokens=4000,
+        num_waiting_tokens=3000,
+        num_prompt_tokens=1000,
+        num_cached_prompt_tokens=500,
+    )
+    assert ttft_s(100, candidate("a", waiting)) == pytest.approx(0.02 + 4.1)
+    queued = candidate("a", waiting, num_queued_tokens=1000)
+    assert ttft_s(100, queued) == pytest.approx(0.02 + 4.1 + 0.5), "nobody looked for these"
 
 
-def test_a_first_token_takes_a_step_at_least_and_comes_amid_one() -> None:
-    assert ttft_s(1, candidate("idle")) == pytest.approx(0.02)
-    assert ttft_s(1, candidate("busy", loaded(num_running=1))) == pytest.approx(0.03)
+def test_a_queue_takes_the_steps_that_it_fills() -> None:
+    """However a fit divides the time of full steps between a step and its tokens."""
+    for token_s, step_s in ((1e-3, 0.02), (0.99e-3, 0.03)):
+        load = loaded(
+            pending_prefill_tokens=9000, num_running=1, decode_step_s=step_s, full_step_tokens=1000
+        )
+        fitted = candidate("a", load, rates=ReplicaRates(prefill_token_s=token_s))
+        assert ttft_s(1000, fitted) == pytest.approx(step_s + 10 * 1.02)
+
+
+def test_a_replica_without_a_fit_is_taken_for_a_usual_one() -> None:
+    rates = ReplicaRates(prefill_base_s=0.03, prefill_token_s=1e-3)
+    new = candidate("new", LoadView(full_step_tokens=1000), rates=rates)
+    assert ttft_s(1000, new) == pytest.approx(0.03 + 1.03)
+
+
+def test_the_more_decode_the_less_a_long_prompt_is_welcome() -> None:
+    few = candidate("few", loaded(num_running=1, pending_prefill_tokens=500))
+    many = candidate("many", loaded(num_running=21))
+    assert choose(RouteRequest(100), [few, many]).candidate.engine_id == "many"
+    assert choose(RouteRequest(2000), [few, many]).candidate.engine_id == "few"
+
+
+def test_a_first_token_takes_a_step_beside_its_tokens() -> None:
+    assert ttft_s(1, candidate("idle")) == pytest.approx(0.021)
+    decoding = loaded(num_running=1, decode_step_s=0.03)
+    assert ttft_s(1, candidate("busy", decoding)) == pytest.approx(0.031)
 
 
 def test_a_prefix_is_pulled_once_the_queue_at_its_holder_costs_more() -> None:

@@ -67,11 +67,11 @@ def test_nobody_pulls_from_itself() -> None:
 
 
 def test_long_prompts_cost_more_than_their_tokens_and_late_ones_more_than_early_ones() -> None:
-    rates = ReplicaRates(prefill_base_s=0.02, prefill_attended_s=1e-6)
+    rates = ReplicaRates(prefill_attended_s=1e-6)
     whole = cheapest_prefill(1000, replica(rates=rates), TOKEN_S).compute_s
-    assert whole == pytest.approx(0.02 + 1000 * TOKEN_S + 1e-6 * 1000 * 500)
+    assert whole == pytest.approx(1000 * TOKEN_S + 1e-6 * 1000 * 500)
     half = cheapest_prefill(1000, replica(HeldPrefix(500), rates=rates), TOKEN_S).compute_s
-    assert half == pytest.approx(0.02 + 500 * TOKEN_S + 1e-6 * 500 * 750)
+    assert half == pytest.approx(500 * TOKEN_S + 1e-6 * 500 * 750)
 
 
 def test_the_last_prompt_token_is_computed_whatever_is_held() -> None:
