@@ -14,16 +14,17 @@ class OutputFileError(EngineError):
     """A file cannot be written, or must not be; says which, and why."""
 
 
-def check_output(path: Path, inputs: Iterable[Path] = ()) -> None:
-    """Before what takes long: whether ``path`` could be written now, and is none of ``inputs``.
+def check_output(path: Path, others: Iterable[Path] = ()) -> None:
+    """Before what takes long: whether ``path`` could be written now, and is none of ``others``,
+    which are read, or written as well.
 
     Raises `OutputFileError`.
     """
     if not path.parent.is_dir():
         raise OutputFileError(f"there is no folder {path.parent} to write {path.name} to")
-    for other in inputs:
+    for other in others:
         if path.resolve() == other.resolve():
-            raise OutputFileError(f"{path} is read, too: write to another file")
+            raise OutputFileError(f"{path} is named for something else, too: write to another file")
     try:
         if _is_replaced(path):
             with tempfile.TemporaryFile(dir=path.resolve().parent):

@@ -78,9 +78,10 @@ def read_serve_yaml(path: Path, model: str | None) -> ServeYaml:
     }
     chosen = model or (next(iter(names)) if len(names) == 1 else None)
     if chosen not in names:
+        if not names:
+            raise TuningError(f"{path} has no application of {_BUILDER}, and so no model to tune")
         what = f"no model {chosen!r}" if chosen else f"{len(names)} models"
-        listed = ", ".join(map(str, names)) or "none"
-        raise TuningError(f"{path} has {what}: name one of {listed} with --model")
+        raise TuningError(f"{path} has {what}: name one of {', '.join(names)} with --model")
     return ServeYaml(path, document, names[chosen])
 
 

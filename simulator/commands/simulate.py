@@ -193,18 +193,28 @@ def _workload(args: argparse.Namespace) -> "Workload":
 
 
 def _simulate(case: _Case, args: argparse.Namespace) -> None:
-    from simulator.summary import Run, render_table, summarize, table_cells
+    from simulator.summary import Run
 
     for note in _notes(case, args):
         print(note, flush=True)
     runs: list[Run] = []
-    for policy in dict.fromkeys(args.policy):
-        outcome = _outcome(case, policy, args)
-        replica_s = outcome.replica_s or args.replicas * outcome.duration_s
-        cost = case.price * case.kind.num_devices * replica_s / 3600
-        runs.append(Run(policy, outcome, cost))
+    try:
+        for policy in dict.fromkeys(args.policy):
+            outcome = _outcome(case, policy, args)
+            replica_s = outcome.replica_s or args.replicas * outcome.duration_s
+            cost = case.price * case.kind.num_devices * replica_s / 3600
+            runs.append(Run(policy, outcome, cost))
+    finally:
+        # Who stops the third policy keeps the first two.
+        if runs:
+            _report(case, args, runs)
+
+
+def _report(case: _Case, args: argparse.Namespace, runs: "list[Run]") -> None:
+    from simulator.summary import render_table, summarize, table_cells
+
     summaries = [summarize(run) for run in runs]
-    print(render_table(table_cells(summaries)))
+    print(render_table(table_cells(summaries)), flush=True)
     _write(case, args, runs, summaries)
 
 

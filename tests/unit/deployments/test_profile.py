@@ -52,5 +52,5 @@ def test_a_replay_does_not_write_over_its_requests(
     replay.add_arguments(parser)
     args = parser.parse_args(["tiny", "--requests", str(path), "--out", str(path)])
     assert replay.run(args) == BAD_INPUT
-    assert "is read, too" in capsys.readouterr().err
+    assert "for something else, too" in capsys.readouterr().err
     assert path.read_text() == "[]"

@@ -46,7 +46,7 @@ def test_what_is_read_is_not_written(tmp_path: Path) -> None:
     path.write_text("x")
     link = tmp_path / "link"
     link.symlink_to(path)
-    with pytest.raises(OutputFileError, match="is read, too"):
+    with pytest.raises(OutputFileError, match="for something else, too"):
         check_output(link, [path])
 
 

@@ -54,10 +54,14 @@ def test_ranks_get_a_device_each(path: Path) -> None:
     [
         (TWO_MODELS, None, "2 models: name one of a, b with --model"),
         (TWO_MODELS, "c", "no model 'c'"),
-        ("applications: 3", None, "0 models"),
+        ("applications: 3", None, "has no application of"),
         ("[", None, "is no YAML"),
-        ("- x", None, "0 models"),
-        ("applications: [3, {import_path: 'deployments.build:build_model'}]", None, "0 models"),
+        ("- x", None, "has no application of"),
+        (
+            "applications: [3, {import_path: 'deployments.build:build_model'}]",
+            None,
+            "has no application of",
+        ),
     ],
 )
 def test_other_files_are_refused(

@@ -3,11 +3,13 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simulator.commands import simulate
 from simulator.commands.simulate import BAD_INPUT
+from simulator.outcome import Outcome
 
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -118,7 +120,7 @@ def test_nothing_that_is_read_is_written_over(
 ) -> None:
     fleet = ["--replicas", 1, "--gpu", "teaching"]
     assert run("--trace", trace, *fleet, "--json", trace) == BAD_INPUT
-    assert "is read, too" in capsys.readouterr().err
+    assert "for something else, too" in capsys.readouterr().err
     assert trace.read_text() == TRACE
 
 
@@ -127,3 +129,24 @@ def test_figures_are_written(trace: Path) -> None:
     assert run("--trace", trace, "--replicas", 1, "--gpu", "tick", "--json", out) == 0
     [figures] = json.loads(out.read_text())
     assert (figures["label"], figures["num_requests"]) == ("headwater", 3)
+
+
+def test_who_stops_a_later_policy_keeps_the_earlier_ones(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate_one = simulate._outcome
+    num_asked = 0
+
+    def stop_the_second(*arguments: Any) -> Outcome:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked > 1:
+            raise KeyboardInterrupt
+        return simulate_one(*arguments)
+
+    monkeypatch.setattr(simulate, "_outcome", stop_the_second)
+    fleet = ["--replicas", 1, "--gpu", "teaching", "--policy", "sglang", "headwater"]
+    assert run("--trace", trace, *fleet) == 130
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1].startswith("sglang")
+    assert printed.err == "stopped\n"
