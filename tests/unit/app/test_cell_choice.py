@@ -52,6 +52,18 @@ async def test_who_belongs_together_stays_in_one_cell(bench: Bench) -> None:
     assert of_all == set(range(len(cells)))
 
 
+async def test_short_prompts_that_belong_to_nobody_spread_over_all_cells(bench: Bench) -> None:
+    cells = assign_cells(add_engines(bench, 6 * MAX_CELL_REPLICAS))
+    chosen = set()
+    for number in range(60):
+        job = bench.job()
+        job.request_id = f"chatcmpl-{number}"
+        bench.dispatcher.enqueue(job)
+        assert job.engine_id is not None
+        chosen.add(cells.cell_of[job.engine_id])
+    assert chosen == set(range(len(cells)))
+
+
 async def test_a_busy_cell_is_left_for_the_other_one_of_the_pair(bench: Bench) -> None:
     engines = add_engines(bench)
     cells = assign_cells(engines)
