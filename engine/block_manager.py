@@ -129,7 +129,7 @@ class BlockManager:
                 most = min(most, self._num_blocks(window + chunk_tokens - 2) + 1)
             held = table[num_passed:]
             num_taken += max(0, most - len(held))
-            num_taken += sum([self._pool.num_references(block_id) == 0 for block_id in held])
+            num_taken += self._pool.num_unreferenced(held)
         return num_taken
 
     def num_freed_by(self, sequences: Iterable[Sequence]) -> int:
@@ -146,15 +146,15 @@ class BlockManager:
         grows can then take them away. The caller has asked for ``num_admission_blocks``.
         """
         request_id = sequence.request.request_id
-        for table in hit.block_tables:
-            for block_id in table:
-                if block_id != NO_BLOCK:
-                    self._pool.acquire(block_id)
-                    self._last_holders[block_id] = request_id
         sequence.block_tables = [list(table) for table in hit.block_tables]
         sequence.num_passed_blocks = [
             num_passed_blocks(window, hit.num_tokens, self._block_size) for window in self._windows
         ]
+        for table, num_passed in zip(hit.block_tables, sequence.num_passed_blocks, strict=True):
+            held = table[num_passed:]
+            self._pool.acquire(held)
+            for block_id in held:
+                self._last_holders[block_id] = request_id
         num_blocks = self._num_blocks(sequence.num_tokens)
         for table, window in zip(sequence.block_tables, self._windows, strict=True):
             if window is None:
@@ -186,9 +186,8 @@ class BlockManager:
             end = num_passed_blocks(window, sequence.num_computed_tokens, self._block_size)
             if end > begin:
                 table = sequence.block_tables[group]
-                for index in range(begin, end):
-                    self._pool.release(table[index])
-                    table[index] = NO_BLOCK
+                self._pool.release(table[begin:end])
+                table[begin:end] = [NO_BLOCK] * (end - begin)
                 sequence.num_passed_blocks[group] = end
                 updates.append(TableUpdate(group, begin, (NO_BLOCK,) * (end - begin)))
         return tuple(updates)
@@ -250,12 +249,17 @@ class BlockManager:
         """Drop the block tables, their end first: a block is no use once one before it is evicted,
         except behind a window, and what a window has passed went even earlier.
         """
-        for index in reversed(range(max(map(len, sequence.block_tables)))):
-            for table in sequence.block_tables:
-                if index < len(table):
-                    block_id = table.pop()
-                    if block_id != NO_BLOCK:
-                        self._pool.release(block_id)
+        tables = sequence.block_tables
+        self._pool.release(
+            [
+                table[index]
+                for index in reversed(range(max(map(len, tables))))
+                for table in tables
+                if index < len(table) and table[index] != NO_BLOCK
+            ]
+        )
+        for table in tables:
+            table.clear()  # an audit may be amid it
         sequence.block_tables = []
         sequence.num_passed_blocks = []
         sequence.num_computed_tokens = 0
@@ -263,14 +267,12 @@ class BlockManager:
 
     def give_back(self, block_id: int, num_references: int) -> None:
         """Drop references that no sequence has."""
-        for _ in range(num_references):
-            self._pool.release(block_id)
+        self._pool.release([block_id] * num_references)
 
     def commit(self) -> None:
         """The step did what was planned: what it published stays, its copies are made."""
         self._cache.commit()
-        for block_id in self._copy_sources.elements():
-            self._pool.release(block_id)
+        self._pool.release(self._copy_sources.elements())
         self._copy_sources.clear()
 
     def reset(self) -> None:

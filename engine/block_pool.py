@@ -40,6 +40,11 @@ class BlockPool:
     def num_references(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
+    def num_unreferenced(self, block_ids: Iterable[int]) -> int:
+        """Of ``block_ids``."""
+        counts = self._ref_counts
+        return [counts[block_id] for block_id in block_ids].count(0)
+
     def differing_references(self, expected: list[int], begin: int, end: int) -> list[int]:
         """Blocks of ``[begin, end)`` that are not referenced as often as ``expected`` says."""
         counts = self._ref_counts
@@ -64,11 +69,13 @@ class BlockPool:
         self._ref_counts[block_id] = 1
         return block_id
 
-    def acquire(self, block_id: int) -> None:
-        """Add a reference to a block that is referenced or kept."""
-        if self._ref_counts[block_id] == 0:
-            del self._kept[block_id]
-        self._ref_counts[block_id] += 1
+    def acquire(self, block_ids: Iterable[int]) -> None:
+        """Add a reference to each of these blocks, which are referenced or kept."""
+        counts, kept = self._ref_counts, self._kept
+        for block_id in block_ids:
+            if counts[block_id] == 0:
+                del kept[block_id]
+            counts[block_id] += 1
 
     def share(self, block_ids: Iterable[int], num_holders: int) -> None:
         """Add a reference for each of ``num_holders`` to blocks that are referenced."""
@@ -76,17 +83,21 @@ class BlockPool:
             assert self._ref_counts[block_id] > 0
             self._ref_counts[block_id] += num_holders
 
-    def release(self, block_id: int) -> None:
-        """Drop one reference; the last one makes the block kept if it is cached, else blank."""
-        self._ref_counts[block_id] -= 1
-        if self._ref_counts[block_id] > 0:
-            return
-        assert self._ref_counts[block_id] == 0, f"block {block_id} was released twice"
-        if block_id in self._cached:
-            self._kept[block_id] = None
-        else:
-            self._blank.append(block_id)
-            self._freed[block_id] = None
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Drop one reference of each, in this order; the last one makes a block kept if it is
+        cached, else blank.
+        """
+        counts, cached, kept = self._ref_counts, self._cached, self._kept
+        for block_id in block_ids:
+            counts[block_id] -= 1
+            if counts[block_id] > 0:
+                continue
+            assert counts[block_id] == 0, f"block {block_id} was released twice"
+            if block_id in cached:
+                kept[block_id] = None
+            else:
+                self._blank.append(block_id)
+                self._freed[block_id] = None
 
     def mark_cached(self, block_id: int) -> None:
         """A referenced block became addressable: keep its content when the last reference goes."""

@@ -82,7 +82,7 @@ def test_a_block_that_is_used_but_counted_free_fails_loudly() -> None:
     sequence = harness.add("victim", prompt(1, 9))
     harness.step()
     block_id = sequence.block_tables[0][1]
-    harness.blocks._pool.release(block_id)
+    harness.blocks._pool.release([block_id])
 
     with pytest.raises(AssertionError, match=f"block {block_id} is used by request victim"):
         run_audit(harness)
@@ -93,7 +93,7 @@ def test_a_block_with_fewer_references_than_holders_fails_loudly() -> None:
     samples = harness.add_samples("r", prompt(1, 10), num_samples=3)
     harness.step()
     block_id = samples[0].block_tables[0][0]
-    harness.blocks._pool.release(block_id)
+    harness.blocks._pool.release([block_id])
 
     with pytest.raises(AssertionError, match=f"block {block_id} is held 3 times and counted 2"):
         run_audit(harness)
@@ -162,7 +162,7 @@ def test_a_block_counted_free_fails_the_step_and_later_requests_are_served() -> 
     engine.add(make_request("victim", range(10, 19), 40, timeout_s=1000.0))
     engine.step()
     [sequence] = engine._live["victim"]
-    engine._blocks._pool.release(sequence.block_tables[0][1])
+    engine._blocks._pool.release([sequence.block_tables[0][1]])
 
     clock.now_s = 31.0
     *_, last = run_to_end_unchecked(engine)

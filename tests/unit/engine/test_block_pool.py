@@ -17,8 +17,8 @@ def test_uncached_freed_blocks_are_handed_out_before_cached_ones() -> None:
     pool, evicted = make_pool(3)
     cached, uncached, other = pool.allocate(), pool.allocate(), pool.allocate()
     pool.mark_cached(cached)
-    pool.release(cached)
-    pool.release(uncached)
+    pool.release([cached])
+    pool.release([uncached])
 
     assert pool.num_free == 2
     assert pool.allocate() == uncached
@@ -33,9 +33,9 @@ def test_cached_blocks_are_evicted_least_recently_used_first() -> None:
     a, b, c = (pool.allocate() for _ in range(3))
     for block_id in (a, b, c):
         pool.mark_cached(block_id)
-        pool.release(block_id)
-    pool.acquire(a)
-    pool.release(a)
+        pool.release([block_id])
+    pool.acquire([a])
+    pool.release([a])
 
     assert [pool.allocate() for _ in range(3)] == [b, c, a]
     assert evicted == [b, c, a]
@@ -44,27 +44,27 @@ def test_cached_blocks_are_evicted_least_recently_used_first() -> None:
 def test_a_shared_block_is_free_only_after_its_last_release() -> None:
     pool, _ = make_pool(1)
     block_id = pool.allocate()
-    pool.acquire(block_id)
-    pool.release(block_id)
+    pool.acquire([block_id])
+    pool.release([block_id])
     assert pool.num_free == 0
-    pool.release(block_id)
+    pool.release([block_id])
     assert pool.num_free == 1
 
 
 def test_releasing_twice_is_our_bug() -> None:
     pool, _ = make_pool(1)
     block_id = pool.allocate()
-    pool.release(block_id)
+    pool.release([block_id])
     with pytest.raises(AssertionError, match="released twice"):
-        pool.release(block_id)
+        pool.release([block_id])
 
 
 def test_only_dead_content_is_reported_as_freed_and_once() -> None:
     pool, _ = make_pool(2)
     cached, uncached = pool.allocate(), pool.allocate()
     pool.mark_cached(cached)
-    pool.release(cached)
-    pool.release(uncached)
+    pool.release([cached])
+    pool.release([uncached])
     assert pool.take_freed() == (uncached,)
     assert pool.take_freed() == ()
 
@@ -78,7 +78,7 @@ def test_a_reset_frees_all_and_keeps_what_is_cached_in_its_order() -> None:
     a, b, c, d = (pool.allocate() for _ in range(4))
     for block_id in (b, a):
         pool.mark_cached(block_id)
-        pool.release(block_id)
+        pool.release([block_id])
     pool.mark_cached(c)
     pool.take_freed()
 
@@ -119,7 +119,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(block_id=st.integers(0, 5))
     def acquire(self, block_id: int) -> None:
         if self.counts[block_id] > 0 or block_id in self.cached:
-            self.pool.acquire(block_id)
+            self.pool.acquire([block_id])
             self.counts[block_id] += 1
 
     @rule(block_ids=st.sets(st.integers(0, 5)), num_holders=st.integers(1, 3))
@@ -132,7 +132,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(block_id=st.integers(0, 5))
     def release(self, block_id: int) -> None:
         if self.counts[block_id] > 0:
-            self.pool.release(block_id)
+            self.pool.release([block_id])
             self.counts[block_id] -= 1
 
     @rule(block_id=st.integers(0, 5))

@@ -131,8 +131,7 @@ def test_a_copy_without_a_free_block_takes_one_from_the_latest_sample() -> None:
     assert plan.block_copies == ()
     assert [entry.slot for entry in plan.scheduled] == [first.slot]
     harness.scheduler.commit(plan, answer(plan))
-    for block_id in taken:
-        table.release(block_id)
+    table.release(taken)
     harness.scheduler.finish(first)
     harness.step()
     assert second.generated_ids == [TOKEN] * 2

@@ -125,7 +125,7 @@ def test_a_prefill_whose_blocks_decodes_took_goes_on_in_smaller_chunks() -> None
     assert 0 < chunk.num_tokens < 15
     harness.scheduler.commit(plan, answer(plan))
     for block_id in taken:
-        harness.blocks._pool.release(block_id)
+        harness.blocks._pool.release([block_id])
     while not new.generated_ids:
         harness.step()
     assert harness.scheduler.totals.num_preemptions == 0
@@ -147,7 +147,7 @@ def test_a_prefill_that_finds_no_block_gives_way_and_comes_back() -> None:
     assert old.slot is not None
     assert harness.scheduler.totals.num_preemptions == 1
     for block_id in taken:
-        harness.blocks._pool.release(block_id)
+        harness.blocks._pool.release([block_id])
     while not new.generated_ids:
         harness.step()
 
