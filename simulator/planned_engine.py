@@ -212,7 +212,8 @@ class PlannedEngine:
             if not sequence.is_last_on_device:
                 return None
             num_context += sequence.num_computed_tokens
-            num_steps = min(num_steps, sequence.max_len - sequence.num_tokens)
+            # The newest token is not computed yet: one step takes it up to ``max_len``.
+            num_steps = min(num_steps, sequence.max_len - sequence.num_computed_tokens - 1)
         block_size = self.block_size_tokens
         while num_steps > 1 and (
             blocks_needed(running, num_steps, block_size) > self._blocks.num_free_blocks
