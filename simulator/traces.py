@@ -182,7 +182,7 @@ def _check_lengths(num_prompt_tokens: int, num_answer_tokens: int) -> None:
 
 
 def _key(block_id: int) -> bytes:
-    if block_id < 0:
+    if not 0 <= block_id < 1 << (8 * KEY_BYTES):
         raise ValueError(f"the id of a block is {block_id}")
     return block_id.to_bytes(KEY_BYTES, "big")
 

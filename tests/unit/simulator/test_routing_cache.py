@@ -1,6 +1,6 @@
 """LRU tiers of a fleet, beside a slow twin."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.routing_cache import FleetCaches, TierCapacities
@@ -38,6 +38,7 @@ class SlowCache:
 prompts = st.text("abcdefg", max_size=6).map(lambda text: "".join(dict.fromkeys(text)))
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 3)),
     st.lists(st.tuples(st.integers(0, 2), prompts), max_size=25),

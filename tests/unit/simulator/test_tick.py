@@ -1,7 +1,7 @@
 """The tick model does what can be followed by hand."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.tick import (
@@ -76,6 +76,7 @@ def test_what_never_fits_is_refused() -> None:
         run_ticks([TickRequest("a", 0, 1)], memory_gib=1)
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 300), st.integers(1, 60), st.integers(0, 40)),

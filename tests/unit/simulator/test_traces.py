@@ -39,6 +39,7 @@ def test_blocks_that_are_full_have_the_keys_of_their_ids(tmp_path: Path) -> None
         mooncake_row(input_length=-1),
         mooncake_row(hash_ids=["a"]),
         mooncake_row(hash_ids=[-1, 2, 3]),
+        mooncake_row(hash_ids=[2**200, 2, 3]),
         mooncake_row(timestamp=-5),
     ],
 )
