@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -307,3 +308,16 @@ def workload_hits(requests: list[SimulatedRequest]) -> float:
             hits += 100
         known |= set(asked.block_keys)
     return hits / sum(asked.num_prompt_tokens for asked in requests)
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        ({"num_replicas": 0}, "at least one replica"),
+        ({"stale_s": float("nan")}, "stale_s is nan"),
+        ({"rates": ReplicaRates()}, "prefill_token_s must be above 0"),
+    ],
+)
+def test_a_fleet_that_cannot_be_is_refused(fault: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(FleetSpecError, match=complaint):
+        replace(SPEC, **fault)
