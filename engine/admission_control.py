@@ -41,6 +41,14 @@ class AdmissionControl:
             return hit if fits else self._blocks.no_hit
         return hit if self._fits(sequence, hit, leaving=()) else None
 
+    def lacks_blocks(self, sequence: Sequence) -> bool:
+        """Whether ``sequence`` can't start beside those that run for want of free blocks alone,
+        however far all of them will grow.
+        """
+        num_new_blocks = self._num_new_blocks(sequence, self._blocks.find_prefix(sequence))
+        num_wanted = num_new_blocks + self._reserved_beside(len(self._running))
+        return num_wanted > self._blocks.num_free_blocks
+
     def can_fork(self, sequence: Sequence) -> bool:
         """Whether ``sequence``, a sample that waits, may go on from a prompt just computed."""
         num_groups = self._blocks.num_groups
@@ -86,9 +94,7 @@ class AdmissionControl:
         """Beside all that run but those who leave for it."""
         if not self.has_room_for_context(sequence, leaving=leaving):
             return False
-        num_new_blocks = self._blocks.num_admission_blocks(
-            sequence, hit, chunk_tokens=self._limits.max_tokens_of_memory
-        )
+        num_new_blocks = self._num_new_blocks(sequence, hit)
         num_wanted = num_new_blocks + self._reserved_beside(len(self._running) - len(leaving))
         num_missing = num_wanted - self._blocks.num_free_blocks
         if num_missing > 0 and (
@@ -97,6 +103,11 @@ class AdmissionControl:
         ):
             return False
         return self._demand.fits(self._running.sequences, sequence, num_new_blocks)
+
+    def _num_new_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
+        return self._blocks.num_admission_blocks(
+            sequence, hit, chunk_tokens=self._limits.max_tokens_of_memory
+        )
 
     def _reserved_beside(self, num_running: int) -> int:
         # One per group for all that run and one more sequence, so that nobody is preempted within

@@ -87,6 +87,13 @@ class Scheduler:
         return self.limits.reason
 
     @property
+    def is_out_of_blocks(self) -> bool:
+        """Whether the first that waits stays there until blocks become free."""
+        return bool(self._waiting and self._running) and self._admission.lacks_blocks(
+            self._waiting.first
+        )
+
+    @property
     def num_kv_tokens(self) -> int:
         """Tokens that running sequences have KV of; shared ones count for each."""
         return sum([s.num_computed_tokens for s in self._running.sequences])
