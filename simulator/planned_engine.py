@@ -299,13 +299,16 @@ class PlannedEngine:
         comes or ends.
         """
         scheduler = self._scheduler
-        is_full = scheduler.num_running >= self._limits.max_seqs
-        # Predicted demand may fall while answers grow, and classes make way for each other.
-        is_steady = is_full or self._config.kv_admission != "predicted"
         self._is_blocked = (
-            is_steady
-            and len(self._classes) == 1
+            # Classes make way for each other.
+            len(self._classes) == 1
             and not (has_freed or num_prefill or plan.admissions)
+            and (
+                scheduler.num_running >= self._limits.max_seqs
+                # Predicted demand may fall while answers grow; free blocks get fewer.
+                or self._config.kv_admission != "predicted"
+                or scheduler.is_out_of_blocks
+            )
         )
 
 

@@ -82,6 +82,15 @@ def test_a_stretch_of_decodes_is_one_run() -> None:
     assert twin.num_runs == twin.num_steps > 100
 
 
+def test_who_waits_for_blocks_breaks_no_stretch() -> None:
+    arrivals = [Arrival(0.01 * number, 160, 60) for number in range(5)]
+    planned, engine = run_planned(CONFIG, 70, arrivals)
+
+    assert CONFIG.kv_admission == "predicted"
+    assert_alike(planned, run_engine(CONFIG, 70, arrivals))
+    assert engine.num_runs < engine.num_steps / 3
+
+
 def test_preemptions_happen_as_in_the_real_engine() -> None:
     arrivals = [Arrival(0.01 * number, 20, 60) for number in range(8)]
     config = CONFIG.model_copy(update={"kv_admission": "optimistic"})
