@@ -1,21 +1,20 @@
-"""The same requests through a real engine, in real time, and through a simulated one whose step
-times were fitted to the steps that the real one took.
+"""The same requests through a real engine, in real time, and through a simulated one.
 
-Must not know what is done with the figures.
+What the simulator is told of step times comes from other requests: those of a replay before, with
+other prompts, lengths and arrivals. Must not know what is done with the figures.
 """
 
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from deployments.offline_engine import check_output
+from benchmarks.simulator_serving import ReplayFigures, TimedRequest, as_workload, serve
+from deployments.offline_engine import create_engine
 from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.messages import EngineRequest
-from engine.performance_profile import StepSample
+from engine.performance_profile import StepCost, StepSample
 from engine.runner import LoadedRunner
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 from engine.step_cost_fit import fit_step_cost
@@ -24,7 +23,6 @@ from engine.warm_up import warm_up
 from simulator.fleet import FleetSpec, simulate
 from simulator.performance import LinearModel
 from simulator.replica_spec import ReplicaSpec
-from simulator.workload import SimulatedRequest, Workload
 
 _WARM_UP_LIMIT_S = 3.0
 _MAX_SAMPLES = 600
@@ -58,18 +56,23 @@ class ReplayTask:
     mean_answer_tokens: int
     num_shared_tokens: int
     """Of one system prompt before all of them."""
-    load: float
-    """Of the requests that the engine answers when they come all at once."""
     seed: int
 
-
-@dataclass(frozen=True, slots=True)
-class ReplayFigures:
-    """Means over all requests."""
-
-    ttft_s: float
-    tpot_s: float
-    hit_rate: float
+    def draw(
+        self, requests: OfflineRequests, vocab_size: int, requests_per_s: float
+    ) -> list[TimedRequest]:
+        """Exponential lengths, random arrivals."""
+        draw = random.Random(self.seed)
+        shared = draw.choices(range(vocab_size), k=self.num_shared_tokens)
+        now_s = 0.0
+        drawn = []
+        for number in range(self.num_requests):
+            now_s += draw.expovariate(requests_per_s)
+            own = 1 + round(draw.expovariate(1 / self.mean_prompt_tokens))
+            prompt = shared + draw.choices(range(vocab_size), k=own)
+            num_answer = 2 + round(draw.expovariate(1 / self.mean_answer_tokens))
+            drawn.append(TimedRequest(requests.make(f"r{number}", prompt, num_answer), now_s))
+        return drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,15 @@ class Replay:
     real: ReplayFigures
     simulated: ReplayFigures
     requests_per_s: float
-    num_steps: int
     cost_error: float
-    """Of the fitted step times, mean and relative."""
+    """Of the step times that the simulator was told, mean and relative, over the steps that they
+    were learned from.
+    """
+
+
+class _Fitted(NamedTuple):
+    cost: StepCost
+    error: float
 
 
 class EngineReplay:
@@ -94,14 +103,7 @@ class EngineReplay:
         self._vocab_size = loaded.vocab_size
         self._requests = OfflineRequests(config.block_size_tokens)
         self._samples: list[StepSample] = []
-        self._engine = Engine(
-            config,
-            geometry=loaded.geometry,
-            num_blocks=loaded.num_blocks,
-            max_model_len=loaded.max_model_len,
-            vocab_size=loaded.vocab_size,
-            runner=self._runner,
-        )
+        self._engine = create_engine(replace(loaded, runner=self._runner), config)
         warm_up(
             self._engine,
             config,
@@ -110,92 +112,46 @@ class EngineReplay:
             limit_s=_WARM_UP_LIMIT_S,
         )
 
-    def run(self, task: ReplayTask) -> Replay:
-        asks = self._draw(task)
-        capacity = self._requests_per_s(asks[: max(8, task.num_requests // 8)])
-        requests_per_s = task.load * capacity
-        draw = random.Random(task.seed)
-        arrivals: list[float] = []
-        now_s = 0.0
-        for _ in asks:
-            now_s += draw.expovariate(requests_per_s)
-            arrivals.append(now_s)
-        self._engine.forget()
-        self._samples.clear()
-        real = self._serve(asks, arrivals)
-        # Once more what was seen, so that sums agree: a fit of relative errors favours short steps.
-        samples = self._samples[:: -(-len(self._samples) // _MAX_SAMPLES)]
-        fit = fit_step_cost(samples)
-        factor = sum(s.time_s for s in samples) / sum(fit.cost.predict(s.work) for s in samples)
-        cost = type(fit.cost)(
-            *(factor * getattr(fit.cost, name) for name in fit.cost.__struct_fields__)
-        )
+    def run(self, task: ReplayTask, load: float) -> Replay:
+        """``load``: the share of the requests that the engine answers when they come at once."""
+        requests_per_s = load * self._capacity(task)
+        self._serve(replace(task, seed=task.seed + 1), requests_per_s)
+        cost, error = self._fit()
+        real = self._serve(task, requests_per_s)
         replica = ReplicaSpec(LinearModel(cost), self._num_kv_tokens, config=self._config)
-        workload = _workload(asks, arrivals, self._config.block_size_tokens)
-        outcome = simulate(workload, FleetSpec(1, replica))
-        assert outcome.tpot_s is not None
-        return Replay(
-            real,
-            ReplayFigures(outcome.ttft_s.mean, outcome.tpot_s.mean, outcome.hit_rate),
-            requests_per_s,
-            len(self._samples),
-            fit.error,
-        )
+        workload = as_workload(self._draw(task, requests_per_s), self._config.block_size_tokens)
+        simulated = ReplayFigures.of_outcome(simulate(workload, FleetSpec(1, replica)))
+        return Replay(real, simulated, requests_per_s, error)
 
     def close(self) -> None:
         self._engine.close()
 
-    def _draw(self, task: ReplayTask) -> list[EngineRequest]:
-        draw = random.Random(task.seed)
-        shared = draw.choices(range(self._vocab_size), k=task.num_shared_tokens)
-        asks = []
-        for number in range(task.num_requests):
-            own = 1 + round(draw.expovariate(1 / task.mean_prompt_tokens))
-            prompt = shared + draw.choices(range(self._vocab_size), k=own)
-            num_answer = 2 + round(draw.expovariate(1 / task.mean_answer_tokens))
-            asks.append(self._requests.make(f"r{number}", prompt, num_answer))
-        return asks
+    def _draw(self, task: ReplayTask, requests_per_s: float) -> list[TimedRequest]:
+        return task.draw(self._requests, self._vocab_size, requests_per_s)
 
-    def _requests_per_s(self, asks: Sequence[EngineRequest]) -> float:
-        """When all come at once."""
+    def _capacity(self, task: ReplayTask) -> float:
+        """Requests per second of a few that come all at once."""
+        few = replace(task, num_requests=max(8, task.num_requests // 8))
+        at_once = [replace(request, due_s=0.0) for request in self._draw(few, 1.0)]
         started_s = time.perf_counter()
-        self._serve(asks, [0.0] * len(asks))
-        return len(asks) / (time.perf_counter() - started_s)
+        serve(self._engine, at_once, self._note)
+        return len(at_once) / (time.perf_counter() - started_s)
 
-    def _serve(self, asks: Sequence[EngineRequest], arrivals: Sequence[float]) -> ReplayFigures:
-        """Each when its time has come; the engine's thread does nothing else."""
-        begun_s: dict[str, float] = {}
-        ttfts_s: list[float] = []
-        tpots_s: list[float] = []
-        num_cached = 0
-        due_of = dict(zip((ask.request_id for ask in asks), arrivals, strict=True))
-        coming = list(reversed(asks))
-        started_s = time.perf_counter()
-        while coming or self._engine.has_work:
-            now_s = time.perf_counter() - started_s
-            while coming and due_of[coming[-1].request_id] <= now_s:
-                self._engine.add(coming.pop())
-            if not self._engine.has_work:
-                time.sleep(max(0.0, due_of[coming[-1].request_id] - now_s))
-                continue
-            output = self._engine.step()
-            check_output(output)
-            now_s = time.perf_counter() - started_s
-            if output.record is not None:
-                self._note(output.record.step_time_s)
-            for delta in output.deltas:
-                name = delta.request_id
-                if name not in begun_s:
-                    assert delta.usage is not None
-                    begun_s[name] = now_s
-                    ttfts_s.append(now_s - due_of[name])
-                    num_cached += delta.usage.cached_tokens
-                if delta.finish_reason is not None:
-                    assert delta.usage is not None
-                    num_later = max(1, delta.usage.completion_tokens - 1)
-                    tpots_s.append((now_s - begun_s[name]) / num_later)
-        num_tokens = sum(len(ask.token_ids) for ask in asks)
-        return ReplayFigures(fmean(ttfts_s), fmean(tpots_s), num_cached / num_tokens)
+    def _serve(self, task: ReplayTask, requests_per_s: float) -> ReplayFigures:
+        """With nothing cached or noted before."""
+        self._engine.forget()
+        self._samples.clear()
+        served = serve(self._engine, self._draw(task, requests_per_s), self._note)
+        return ReplayFigures.of_served(served)
+
+    def _fit(self) -> _Fitted:
+        """To the steps that were noted."""
+        samples = self._samples[:: -(-len(self._samples) // _MAX_SAMPLES)]
+        fit = fit_step_cost(samples)
+        # So that sums agree: a fit of relative errors favours short steps.
+        factor = sum(s.time_s for s in samples) / sum(fit.cost.predict(s.work) for s in samples)
+        coefficients = [getattr(fit.cost, name) for name in fit.cost.__struct_fields__]
+        return _Fitted(StepCost(*(factor * value for value in coefficients)), fit.error)
 
     def _note(self, time_s: float) -> None:
         work = self._runner.work
@@ -208,22 +164,3 @@ class EngineReplay:
                 time_s,
             )
         )
-
-
-def _workload(
-    asks: Sequence[EngineRequest], arrivals: Sequence[float], block_size: int
-) -> Workload:
-    return Workload(
-        "replay",
-        block_size,
-        tuple(
-            SimulatedRequest(
-                ask.request_id,
-                arrival_s,
-                len(ask.token_ids),
-                ask.sampling.max_tokens,
-                ask.block_keys,
-            )
-            for ask, arrival_s in zip(asks, arrivals, strict=True)
-        ),
-    )
