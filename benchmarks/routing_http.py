@@ -17,17 +17,20 @@ import asyncio
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
+from transformers import AutoTokenizer
 
 from benchmarks.fleet_file import FleetShape, fleets_file
 from benchmarks.result import BenchmarkResult, CaseResult
 from benchmarks.routing_http_contest import PEERS, Contest
 from benchmarks.routing_http_fleet import pin_replicas
 from benchmarks.routing_http_scenarios import SCENARIOS, Scenario
+from benchmarks.routing_http_simulated import Encode
 from benchmarks.routing_http_summary import GOALS, compared, simulated
 from benchmarks.serving_server import MeasurementError
 from benchmarks.statistics import MIN_PAIRS
@@ -91,9 +94,20 @@ def _measure(scenario: Scenario, options: argparse.Namespace) -> list[CaseResult
             rounds = asyncio.run(contest.run(options.rounds))
     cases = compared(scenario.name, rounds)
     if scenario.engine.get("runner") == "paced":
-        checkpoint = checkpoint_path(headwater_home(), options.model)
-        cases += simulated(scenario, rounds, checkpoint)
+        cases += simulated(scenario, rounds, _encode_with(options.model))
     return cases
+
+
+def _encode_with(model: str) -> Encode:
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint_path(headwater_home(), model))
+
+    def encode(messages: Sequence[Mapping[str, str]]) -> list[int]:
+        token_ids: list[int] = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+        return token_ids
+
+    return encode
 
 
 def _scaled(scenario: Scenario, options: argparse.Namespace) -> Scenario:

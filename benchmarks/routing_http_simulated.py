@@ -7,13 +7,9 @@ Must not know servers.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-from transformers import AutoTokenizer
 
 from benchmarks.chat_workload import ChatTurn, ChatWorkload
 from benchmarks.load import OpenLoop, poisson_arrivals_s
@@ -32,6 +28,9 @@ STALE_S = 0.05
 """About what a frame of an engine takes to a gateway, on a machine that is in use."""
 WARM_UP_GAP_S = 0.5
 
+Encode = Callable[[Sequence[Mapping[str, str]]], list[int]]
+"""The token ids of a conversation, as the gateway makes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRound:
@@ -45,11 +44,11 @@ class SimulatedRound:
 class RoundSimulator:
     """Of one paced scenario."""
 
-    def __init__(self, scenario: Scenario, checkpoint: Path) -> None:
+    def __init__(self, scenario: Scenario, encode: Encode) -> None:
         self._scenario = scenario
         self._config = EngineConfig.model_validate(dict(scenario.engine))
         assert self._config.runner == "paced", "only their step times are known beforehand"
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
+        self._encode = encode
         self._root = root_key(
             KeySalt("simulated", self._config.dtype, self._config.block_size_tokens, "")
         )
@@ -114,8 +113,6 @@ class RoundSimulator:
             num_left -= len(turns[:num_left])
 
     def _request(self, name: str, arrival_s: float, turn: ChatTurn) -> SimulatedRequest:
-        token_ids = self._tokenizer.apply_chat_template(
-            turn.messages, add_generation_prompt=True, return_dict=False
-        )
+        token_ids = self._encode(turn.messages)
         keys = [*block_keys(self._root, token_ids, self._config.block_size_tokens)]
         return SimulatedRequest(name, arrival_s, len(token_ids), turn.answer_tokens, keys)

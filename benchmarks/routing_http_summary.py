@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from benchmarks.result import CaseResult
@@ -15,7 +13,7 @@ from benchmarks.routing_http_contest import (
     warm_up_workload,
 )
 from benchmarks.routing_http_scenarios import Scenario
-from benchmarks.routing_http_simulated import RoundSimulator
+from benchmarks.routing_http_simulated import Encode, RoundSimulator
 from benchmarks.serving_summary import compare
 from benchmarks.statistics import percentile
 
@@ -55,10 +53,10 @@ def compared(scenario_name: str, rounds: Rounds) -> list[CaseResult]:
     return cases
 
 
-def simulated(scenario: Scenario, rounds: Rounds, checkpoint: Path) -> list[CaseResult]:
+def simulated(scenario: Scenario, rounds: Rounds, encode: Encode) -> list[CaseResult]:
     """The first round of each contestant that the simulator has a policy for, beside what was
     measured."""
-    simulator = RoundSimulator(scenario, checkpoint)
+    simulator = RoundSimulator(scenario, encode)
     cases: list[CaseResult] = []
     for name, policy in POLICIES.items():
         if name not in rounds:
