@@ -84,7 +84,7 @@ async def test_a_view_made_before_a_request_came_does_not_hide_it(bench: Bench) 
 async def test_samples_of_one_request_weigh_as_many_requests(bench: Bench) -> None:
     engines = [FakeEngine("a"), FakeEngine("b")]
     for engine in engines:
-        engine.load = LoadView(step_time_s=0.1)
+        engine.load = LoadView(step_time_s=0.1, prefill_tokens_per_s=10_000)
     bench.add(*engines)
     wide = bench.send(num_samples=4, token=1)
     narrow = [bench.send(token=token).engine_id for token in range(2, 5)]
