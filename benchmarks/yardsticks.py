@@ -9,7 +9,6 @@ from app.routing.policy import choose as choose_candidate
 from app.routing.traffic import TrafficMeter
 from engine.messages import LoadView
 
-STEP_S = 0.004  # answers disturb nobody there: this only lets their number weigh, and little
 VIEW_AGE_S = 1.0  # of what others sent; a gateway that is alone sees everything at once
 _meters, _totals = defaultdict[int, TrafficMeter](TrafficMeter), Counter[str]()
 
@@ -30,10 +29,11 @@ def choose(request: Mapping[str, Any], workers: Sequence[Any]) -> tuple[int, int
 
 
 def _candidate(engine_id: str, request: Mapping[str, Any], seen: Any) -> Candidate:
-    speed, size, num_running = request["prefill_tps"], seen.capacity_blocks, seen.running
+    speed, size = request["prefill_tps"], seen.capacity_blocks
     num_free, num_empty = (max(0, size - num) for num in (seen.kv_blocks, seen.told_size))
-    counts = (num_running, 0, int(seen.wait_s * speed), num_free, size, speed, STEP_S, 0)
+    # Nobody loses by a prefill but who waits for it: answers take no part in steps there.
+    counts = (0, 0, int(seen.wait_s * speed), num_free, size, speed, 0.0, 0)
     load = LoadView(*counts, _totals["cached"], _totals["prompt"], num_empty_blocks=num_empty)
     held = HeldPrefix(*3 * [min(request["input_tokens"], 512 * seen.match(request["blocks"]))])
     rates = ReplicaRates(peer_tokens_per_s=request["pull_tps"])
-    return Candidate(engine_id, load, 512, held, num_running, 0, 0, 0, 0, rates, 1, VIEW_AGE_S)
+    return Candidate(engine_id, load, 512, held, 0, 0, 0, 0, 0, rates, 1, VIEW_AGE_S)

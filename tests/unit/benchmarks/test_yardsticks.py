@@ -32,7 +32,6 @@ class Worker:
     """As the replay shows one."""
 
     wait_s: float
-    running: int
     kv_blocks: int
     told_size: int
     num_matching: int
@@ -52,10 +51,9 @@ def random_workers(draw: random.Random, num_blocks: int) -> list[Worker]:
         num_matching = draw.choice((0, draw.randint(0, num_blocks))) if is_warm else 0
         beyond = remainder.expected_blocks(num_matching, num_blocks * KEY_STRIDE) / KEY_STRIDE
         wait_s = draw.expovariate(1.0) if has_queues else 0.0
-        running = draw.randint(0, 40) if has_queues else 0
         kv_blocks = draw.randint(0, CAPACITY_BLOCKS)
         told_size = draw.randint(0, 2 * CAPACITY_BLOCKS)
-        workers.append(Worker(wait_s, running, kv_blocks, told_size, num_matching, beyond))
+        workers.append(Worker(wait_s, kv_blocks, told_size, num_matching, beyond))
     return workers
 
 
@@ -65,17 +63,15 @@ def live_choice(workers: Sequence[Worker], prompt: Prompt, rotation: int) -> int
         card = msgspec.structs.replace(CARD, engine_id=f"{number:04}")
         engine = FakeEngine(card=card)
         engine.load = LoadView(
-            num_running=worker.running,
             pending_prefill_tokens=int(worker.wait_s * SPEED),
             num_free_blocks=KEY_STRIDE * (CAPACITY_BLOCKS - worker.kv_blocks),
             num_blocks=KEY_STRIDE * CAPACITY_BLOCKS,
             prefill_tokens_per_s=SPEED,
-            step_time_s=yardsticks.STEP_S,
             num_cached_prompt_tokens=yardsticks._totals["cached"],
             num_prompt_tokens=yardsticks._totals["prompt"],
             num_empty_blocks=KEY_STRIDE * max(0, CAPACITY_BLOCKS - worker.told_size),
         )
-        member = Member(engine, num_running_samples=worker.running)  # all are this gateway's
+        member = Member(engine)  # answers count for nothing in the replay
         fleet.add(member)
         fleet.see_step(member, None)
         fleet.see_snapshot(member, CacheSnapshot(0, prompt.index_keys[: worker.num_matching]))
