@@ -56,7 +56,7 @@ class ReplicaRates:
     """How fast a replica computes and loads, as learned so far."""
 
     prefill_base_s: float = 0.0
-    """Of every prompt, whatever its length."""
+    """Of every step, whatever it holds."""
     prefill_token_s: float = 0.0
     """Of each uncached token; 0 while unknown."""
     prefill_attended_s: float = 0.0
@@ -110,7 +110,7 @@ class RouteRequest:
 class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One replica that could take the request, as seen now.
 
-    Of each decision there is one per replica: a struct is made in a fifth of the time that a frozen
+    Of each decision there is one per replica: a struct is made in a tenth of the time that a frozen
     dataclass takes.
     """
 

@@ -7,6 +7,7 @@ import pytest
 from engine.config import PacedConfig
 from engine.engine import Engine, StepOutput
 from engine.messages import ServiceClass
+from engine.step_time import StepWork
 from tests.unit.engine.fakes import (
     FakeClock,
     make_config,
@@ -187,6 +188,23 @@ def test_a_failed_step_is_counted_and_recorded() -> None:
     assert output.record.num_finished == 1
     assert output.stats.num_failed_steps == 1
     assert observed.timeline("a")[-1] == ("last_token", 0.5, 1)
+
+
+def test_the_load_tells_how_long_a_step_of_decodes_is_and_what_it_has_room_for() -> None:
+    observed = observe(max_num_batched_tokens=64)
+    observed.engine.add(make_request("a", range(10, 19), 100))
+    load = observed.step().load
+    assert (load.decode_step_s, load.full_step_tokens) == (0.0, 63), "nothing is fitted yet"
+    steps = observed.engine._step_limits.step_times
+    for number in range(60):
+        num_prefill, num_decodes = number % 3 * 20, number % 5
+        steps.record(StepWork(num_prefill, num_decodes), 0.4 + num_prefill / 100 + num_decodes / 10)
+
+    load = observed.step().load
+
+    # The step just taken, of one decode, took as long as that.
+    assert load.decode_step_s == pytest.approx(STEP_S, rel=0.02)
+    assert load.prefill_token_s == pytest.approx(0.01, rel=0.02)
 
 
 def test_the_load_tells_what_waits_and_how_long_an_answer_takes() -> None:
