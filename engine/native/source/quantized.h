@@ -4,11 +4,11 @@
 // int4 panel: groups of 32 inputs, each [4 blocks of 8 inputs][2 halves][16 columns][2] 16-bit
 // words, in which nibble j is the code of input pair j of the block, then [32] scales in bf16.
 // int6 panel: groups of 64 inputs, each [4 blocks of 16 inputs][3][2 halves][16 columns][2] 16-bit
-// words, then scales as in int4. Word i holds the codes of input pairs 2 i and 2 i + 1 in bits 0-5 and 6-11; bits 12-15 of words 0 and 1 are the lower ones of pairs
-// 6 and 7, whose upper two are bits 12-13 and 14-15 of word 2.
-// Codes become bf16 without rounding. Sums of a segment of inputs are scaled and added up in
-// float32; segments are independent chains, which hides the latency of the dot products. As in
-// matmul.h a row's result does not depend on its neighbours.
+// words, then scales as in int4. Word i holds the codes of input pairs 2 i and 2 i + 1 in bits 0-5
+// and 6-11; bits 12-15 of words 0 and 1 are the lower ones of pairs 6 and 7, whose upper two are
+// bits 12-13 and 14-15 of word 2. Codes become bf16 without rounding. Sums of a segment of inputs
+// are scaled and added up in float32; segments are independent chains, which hides the latency of
+// the dot products. As in matmul.h a row's result does not depend on its neighbours.
 #pragma once
 #include "api.h"
 #include "matmul.h"
@@ -42,8 +42,8 @@ struct Int8Codes {
     };
 };
 
-// Values of the int4 codes (CODEBOOKS in engine/quantization/weight.py) in bf16, twice: only the low
-// 5 bits of an index count, and the upper one of them is the next nibble's.
+// Values of the int4 codes (CODEBOOKS in engine/quantization/weight.py) in bf16, twice: only the
+// low 5 bits of an index count, and the upper one of them is the next nibble's.
 alignas(64) inline constexpr bf16 INT4_VALUES[32] = {
     0xc2ee, 0xc2ae, 0xc284, 0xc248, 0xc20c, 0xc1a8, 0xc110, 0xc000, 0x40e0, 0x4170, 0x41e0,
     0x422c, 0x426c, 0x4296, 0x42c4, 0x42fe, 0xc2ee, 0xc2ae, 0xc284, 0xc248, 0xc20c, 0xc1a8,
