@@ -110,16 +110,18 @@ def test_it_says_that_blocks_are_what_the_first_that_waits_lacks() -> None:
     harness = Harness(num_blocks=6)
     first = harness.add("first", prompt(1, 7))
     harness.step()
-    assert not harness.scheduler.is_out_of_blocks  # nobody waits
+    said = [harness.scheduler.is_out_of_blocks]  # nobody waits
     harness.add("second", prompt(2, 7))
     harness.add("third", prompt(3, 1))
-    assert not harness.scheduler.is_out_of_blocks
+    said.append(harness.scheduler.is_out_of_blocks)
 
     harness.step()
-    assert harness.scheduler.is_out_of_blocks
+    said.append(harness.scheduler.is_out_of_blocks)
 
     harness.scheduler.finish(first)
-    assert not harness.scheduler.is_out_of_blocks
+    said.append(harness.scheduler.is_out_of_blocks)
+
+    assert said == [False, False, True, False]
 
 
 def test_arrival_order_is_kept_even_if_a_later_prompt_would_fit() -> None:
