@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from engine.errors import CompiledStepUnavailable
+from engine.native.elf import is_cut_short
 
 
 class WeightFormat(IntEnum):
@@ -184,6 +185,8 @@ class StepLibrary:
     def __init__(self, path: Path) -> None:
         """Raises `CompiledStepUnavailable` for what is no such library, or does not run here."""
         try:
+            if is_cut_short(path.read_bytes()):
+                raise CompiledStepUnavailable("the library is cut short")
             self._calls: Any = ctypes.CDLL(str(path))
             for name, (result, arguments) in _SIGNATURES.items():
                 call = getattr(self._calls, name)

@@ -9,13 +9,14 @@ its hash, can't be loaded, or could have been written by another user, is remove
 folder that another user could write to is not used.
 """
 
+import errno
 import hashlib
 import logging
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import CompiledStepUnavailable
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 COMPILE_LIMIT_S = 60.0
 _NEW = ".new-"
 _DIGEST_BYTES = 32
+_NEEDED_BYTES = 4 << 20
+"""Free on the disk before compiling: several times what a library takes."""
 _KEY_CHARS = 20
 _ROOT_UID = 0
 
@@ -134,7 +137,8 @@ class LibraryCache:
         try:
             distrust = reason_to_distrust(self._folder)
             problem = reason_to_distrust(path)
-            content = path.read_bytes()
+            is_other = path.exists() and not path.is_file()  # a pipe would never end
+            content = b"" if is_other else path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -143,6 +147,8 @@ class LibraryCache:
         if distrust is not None:
             logger.warning("%s is not used: %s", path, distrust)
             return None
+        if is_other:
+            problem = "it is no file"
         body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
         # The linker would trust a file that is cut short, and die by SIGBUS.
         if problem is None and hashlib.sha256(body).digest() != digest:
@@ -169,9 +175,16 @@ class LibraryCache:
         os.close(descriptor)
         new = Path(name)
         try:
+            # Told here, since a compiler's complaint would not show that it is the disk's fault.
+            if shutil.disk_usage(self._folder).free < _NEEDED_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             library = self._compile_into(compiler, new)
-            with suppress(FileNotFoundError):  # the holder of the lock took it for a left-over
+            try:
                 new.replace(path)
+            except FileNotFoundError:
+                pass  # the holder of the lock took it for a left-over
+            except OSError as error:
+                logger.warning("the compiled step is not kept: %s", error)
         finally:
             new.unlink(missing_ok=True)
         return library

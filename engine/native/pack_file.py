@@ -113,6 +113,9 @@ def open_packed(
 def _map(path: Path, layout: PackLayout) -> PackedWeights | None:
     """None if it isn't there, or not as ``layout`` has it."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would never open
+            logger.warning("%s is no file", path)
+            return None
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != layout.num_bytes or file.read(len(layout.prefix)) != layout.prefix:

@@ -5,18 +5,23 @@ Must not know what the library does, or where it is kept.
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from engine.errors import CompiledStepUnavailable
 
 SOURCE_FOLDER = Path(__file__).parent / "source"
 _NAMES = ("g++", "c++")
 _VERSION_LIMIT_S = 10.0
+_MAX_OUTPUT_BYTES = 1 << 16
+"""What a compiler says beyond is read, so that it goes on, but not kept."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp")
 """For this machine alone."""
 
@@ -80,6 +85,7 @@ def compile_library(
 
 def _run(command: Sequence[str], limit_s: float) -> str:
     """What it printed. Its whole process group ends with it: a compiler is a driver of others."""
+    deadline_s = time.monotonic() + limit_s
     try:
         process = subprocess.Popen(
             command,
@@ -92,22 +98,37 @@ def _run(command: Sequence[str], limit_s: float) -> str:
         raise CompiledStepUnavailable(
             f"{command[0]} can't be started ({error.strerror})"
         ) from error
+    assert process.stdout is not None
     try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired as error:
+        text = _read_text(process.stdout, deadline_s)
+        process.wait(max(0.0, deadline_s - time.monotonic()))
+    except (TimeoutError, subprocess.TimeoutExpired) as error:
         raise CompiledStepUnavailable(f"{command[0]} took more than {limit_s:g} s") from error
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-    text: str = output.decode("utf-8", "replace")
+        process.stdout.close()
     if process.returncode != 0:
         raise CompiledStepUnavailable(
             f"{command[0]} failed with exit status {process.returncode}: {_complaint(text)}"
         )
     return text
+
+
+def _read_text(pipe: IO[bytes], deadline_s: float) -> str:
+    """What comes until the end. Raises ``TimeoutError``."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    kept = bytearray()
+    while True:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise TimeoutError
+        part = os.read(pipe.fileno(), _MAX_OUTPUT_BYTES)
+        if not part:
+            return kept.decode("utf-8", "replace")
+        kept += part[: _MAX_OUTPUT_BYTES - len(kept)]
 
 
 def _complaint(text: str) -> str:

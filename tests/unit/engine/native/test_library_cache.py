@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from engine.errors import CompiledStepUnavailable
+from engine.native import library_cache
 from engine.native.file_lock import held_lock
 from engine.native.library import StepLibrary
 from engine.native.library_cache import (
@@ -242,6 +243,36 @@ def test_without_any_place_to_compile_there_is_none(tmp_path: Path, machine: Mac
     cache = LibraryCache(tmp_path / "cache", KEY, openmp=None, find=machine.find, load=load)
     with pytest.raises(CompiledStepUnavailable, match="No space left"):
         cache.open()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_costs_a_line_and_one_compilation(
+    tmp_path: Path, machine: Machine, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "cache"
+    machine.open(folder)
+    (path,) = find_libraries(folder, KEY)
+    path.unlink()
+    make(path)
+    assert machine.open(folder) == b"library"
+    assert machine.num_runs == 2
+    assert "it is no file" in caplog.text
+    assert ("is not kept" in caplog.text) == path.is_dir()
+
+
+def test_a_full_disk_costs_the_cache_alone(
+    tmp_path: Path,
+    machine: Machine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library_cache, "_NEEDED_BYTES", 1 << 62)
+    folder = tmp_path / "cache"
+    assert machine.open(folder) == b"library"
+    assert find_libraries(folder, KEY) == []
+    (line,) = caplog.messages
+    assert "is not kept" in line
+    assert "No space left" in line
 
 
 def test_a_library_that_others_can_write_is_not_loaded(

@@ -72,6 +72,19 @@ def test_a_broken_file_is_written_anew_with_a_line(
     assert "is written anew" in caplog.text
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_costs_a_line(
+    tmp_path: Path,
+    layout: PackLayout,
+    caplog: pytest.LogCaptureFixture,
+    make: Callable[[Path], None],
+) -> None:
+    path = tmp_path / "packed"
+    make(path)
+    check(open_packed(path, layout, Packer()), is_mapped=path.is_file())
+    assert "is no file" in caplog.text
+
+
 @pytest.mark.parametrize("change", [{"weights": "abd"}, {"rank": 1}, {"dtype": "int8"}])
 def test_weights_of_another_model_or_rank_are_not_used(
     tmp_path: Path, layout: PackLayout, change: dict[str, str | int]

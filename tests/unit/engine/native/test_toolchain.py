@@ -1,6 +1,7 @@
 """A compiler that is missing, refuses, hangs or writes nonsense costs a clear reason, no more."""
 
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def test_a_failing_compiler_is_quoted_by_its_first_error(tmp_path: Path) -> None
 def test_a_compiler_without_output_is_told(tmp_path: Path) -> None:
     with pytest.raises(CompiledStepUnavailable, match="wrote no library"):
         compile_with(tmp_path, "exit 0")
+
+
+def test_a_compiler_that_talks_without_end_fills_no_memory(tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CompiledStepUnavailable, match=r"exit status 1: an error"):
+            compile_with(tmp_path, "yes an error | head -c 50000000; exit 1")
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        with pytest.raises(CompiledStepUnavailable, match=r"took more than 0\.2 s"):
+            compile_with(tmp_path, "exec yes an error", limit_s=0.2)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_hanging_compiler_ends_with_all_that_it_started(tmp_path: Path) -> None:
