@@ -29,10 +29,10 @@ def quantize(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     """Round ``weight`` [out_features, in_features], in any floating dtype on the CPU.
 
     ``importance`` [in_features] weighs squared errors of inputs where the scheme has a choice, as
-    their mean square does; by default all count alike. Output channels are rounded independently
-    of each other: parts of a weight along its outputs may be quantized alone or together. Raises
-    `EngineConfigError` where ``in_features`` does not suit the scheme, `CheckpointError` where the
-    weight holds NaN or infinite values.
+    their mean square does; by default, or where it isn't finite, all count alike. Output channels
+    are rounded independently of each other: parts of a weight along its outputs may be quantized
+    alone or together. Raises `EngineConfigError` where ``in_features`` does not suit the scheme,
+    `CheckpointError` where the weight holds NaN or infinite values.
     """
     in_features = weight.shape[1]
     if not suits(scheme, in_features):
@@ -41,7 +41,7 @@ def quantize(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
             f"{_multiple(scheme)}, but a layer has {in_features}: set quantization to 'none' or "
             "'int8', or tensor_parallel_size to 1."
         )
-    if importance is None:
+    if importance is None or not importance.isfinite().all():
         importance = torch.ones(in_features)
     chunks = weight.split(max(1, _CHUNK_ELEMENTS // in_features))
     rounded = [
@@ -89,12 +89,13 @@ def _round_groups(weight: Tensor, scheme: Scheme, importance: Tensor) -> tuple[T
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     best_error = torch.full_like(largest, torch.inf)
     best_scales, best_codes = torch.empty_like(largest), torch.empty_like(groups, dtype=torch.uint8)
-    for share in SHARES:
+    for index, share in enumerate(SHARES):
         scales = (largest * (share / codebook[-1].item())).bfloat16().float()
         codes = _nearest_codes(groups / _nonzero(scales), scheme)
         errors = (codebook.take(codes.long()) * scales - groups).square_().mul_(importance)
         error = errors.sum(dim=2, keepdim=True)
-        is_better = error < best_error
+        # The first one is taken even if its error is too large for a float, as others then are.
+        is_better = error < best_error if index else torch.ones_like(error, dtype=torch.bool)
         best_error = torch.where(is_better, error, best_error)
         best_scales = torch.where(is_better, scales, best_scales)
         best_codes = torch.where(is_better, codes, best_codes)

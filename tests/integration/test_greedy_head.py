@@ -148,3 +148,15 @@ def test_infinite_logits_yield_nothing_unless_they_are_the_least(calls: StepLibr
         wishes = np.full(3, PICK, dtype=np.uint8)
         picked = heads.head.pick(normed, wishes, largest_row_norm=1.0)
         assert picked.token_ids.tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize("largest_row_norm", [torch.inf, torch.nan, 3e38])
+def test_margins_that_tell_nothing_leave_it_to_the_logits(
+    calls: StepLibrary, largest_row_norm: float
+) -> None:
+    heads = Heads(calls, random(700, HIDDEN_SIZE, seed=8).bfloat16())
+    normed = random(20, HIDDEN_SIZE, seed=9)
+    wishes = np.full(20, PICK, dtype=np.uint8)
+    picked = heads.head.pick(normed, wishes, largest_row_norm=largest_row_norm)
+    tokens = picked.token_ids.tolist()
+    assert tokens == heads.head(normed.bfloat16()).argmax(dim=-1).tolist()

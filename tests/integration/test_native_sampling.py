@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.errors import CompiledStepUnavailable
 from engine.native.sampling import NativeSampling
 from engine.native.selection import library_opener
-from engine.sampling.drawing import DrawParams, draw_filtered
+from engine.sampling.drawing import DrawParams, draw_filtered, filtered_weights
 from engine.sampling.kernels import MAX_NEAR
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -76,8 +76,11 @@ def test_a_draw_is_the_token_that_torch_draws(
         columns_near[4] = (columns[4] + shift).clip(0, 1 - 2**-53)
         allowed.append(draw_filtered(scores, DrawParams.on_device(columns_near, CPU)).tolist())
     drawn = kernels_of[vocab_size].draw(scores, np.arange(len(cases)), columns).tolist()
-    for token, choices in zip(drawn, zip(*allowed, strict=True), strict=True):
-        assert token in choices
+    weights = filtered_weights(scores, DrawParams.on_device(columns, CPU))
+    for row, (token, choices) in enumerate(zip(drawn, zip(*allowed, strict=True), strict=True)):
+        # Between the choices lie tokens of hardly any weight.
+        is_between = min(choices) < token < max(choices) and weights[row, token] > 0
+        assert token in choices or is_between
 
 
 def test_fixed_draws_from_wide_rows_are_torchs(kernels_of: dict[int, NativeSampling]) -> None:
@@ -132,3 +135,15 @@ def test_rows_that_are_not_finite_yield_nothing(kernels_of: dict[int, NativeSamp
     assert (kernels.draw(logits, rows, columns) < 0).tolist() == [False, True, True, True, False]
     near = kernels.find_near_largest(logits, rows, np.zeros(5, dtype=np.float32))
     assert near.num_found.tolist() == [1, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("margin", [np.inf, np.nan, 3e38])
+def test_a_margin_that_tells_nothing_leaves_it_to_the_logits(
+    kernels_of: dict[int, NativeSampling], margin: float
+) -> None:
+    logits = random_logits(3, 1000, 4, 1.0)
+    logits[1] = 0.0
+    margins = np.full(3, margin, dtype=np.float32)
+    found = kernels_of[1000].find_near_largest(logits, np.arange(3), margins)
+    for row, (ids, num_found) in enumerate(zip(found.ids, found.num_found, strict=True)):
+        assert int(logits[row].argmax()) in ids[:num_found]

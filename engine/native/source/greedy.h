@@ -165,7 +165,11 @@ class GreedySearch {
     void find_near(int64_t first, __mmask16 open, Near* near) const {
         __mmask16 is_finite;
         const __m512 largest = largest_of_all(first, is_finite);
+        // One that isn't finite tells nothing: then the logits decide as they are.
         __m512 margins = _mm512_loadu_ps(margins_ + first);
+        constexpr int INFINITIES_AND_NANS = 0x01 | 0x08 | 0x10 | 0x80;
+        margins = _mm512_maskz_mov_ps(
+            __mmask16(~_mm512_fpclass_ps_mask(margins, INFINITIES_AND_NANS)), margins);
         open &= is_finite;
         while (open != 0) {
             const __m512 bounds = _mm512_sub_ps(largest, margins);
@@ -182,8 +186,7 @@ class GreedySearch {
                 }
             }
             // Too many: once more with half the margin, unless that changes nothing.
-            open &= _mm512_cmp_ps_mask(bounds, largest, _CMP_LT_OQ) &
-                    ~_mm512_fpclass_ps_mask(margins, 0x08 | 0x10);
+            open &= _mm512_cmp_ps_mask(bounds, largest, _CMP_LT_OQ);
             for (uint32_t left = open; left != 0; left &= left - 1) {
                 const int lane = __builtin_ctz(left);
                 if (near[lane].count <= MAX_NEAR) open &= __mmask16(~(1u << lane));

@@ -274,10 +274,11 @@ int32_t find_near(const float* row, int64_t vocab_size, float margin, int32_t ma
                   float* block_largest, int64_t* ids) {
     const float largest = largest_of_row(row, vocab_size, block_largest);
     int32_t num_found = 0;
+    if (!std::isfinite(margin)) margin = 0;  // tells nothing: the logits decide as they are
     if (std::isfinite(largest)) {
         for (float bound = largest - margin;; margin /= 2, bound = largest - margin) {
             num_found = collect_ids(row, vocab_size, bound, block_largest, max_found, ids);
-            if (num_found <= max_found || bound == largest || !std::isfinite(margin)) break;
+            if (num_found <= max_found || bound == largest) break;
         }
     }
     num_found = std::min(num_found, max_found);

@@ -13,7 +13,8 @@ int64_t sampling_scratch_bytes(int64_t vocab_size);
 // Of each sample the tokens whose logits lie within margins[i] of the largest, in the order of ids
 // [num_samples][max_found]; places that are left repeat the last one. `num_found` is how many there
 // are: 0 where the row holds NaN, or its largest logit is infinite. Where there would be more than
-// `max_found` the margin is halved until there are not, or all of them are equal.
+// `max_found` the margin is halved until there are not, or all of them are equal; one that is not
+// finite counts as 0.
 void find_near_largest(const float* logits, int64_t vocab_size, const int64_t* rows,
                        const float* margins, int32_t num_samples, int32_t max_found, void* scratch,
                        int64_t* ids, int32_t* num_found);

@@ -95,3 +95,24 @@ def test_an_input_size_that_does_not_suit_is_refused(scheme: Scheme, in_features
     assert not suits(scheme, in_features)
     with pytest.raises(EngineConfigError, match=f"a layer has {in_features}"):
         quantize(torch.zeros(4, in_features), scheme)
+
+
+@pytest.mark.parametrize("scheme", ["int6", "int4"])
+@pytest.mark.parametrize("size", [1e25, 1e37])
+def test_weights_whose_squares_are_too_large_are_rounded_as_others_are(
+    scheme: Scheme, size: float
+) -> None:
+    weight = torch.randn(5, 128, generator=torch.Generator().manual_seed(0)) * size
+    off = (dequantize(quantize(weight, scheme)).double() - weight.double()).norm()
+    assert off < 0.12 * weight.double().norm()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_importance_that_is_not_finite_counts_for_nothing(scheme: Scheme, value: float) -> None:
+    weight = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    importance = torch.ones(64)
+    importance[3] = value
+    actual, expected = quantize(weight, scheme, importance), quantize(weight, scheme)
+    assert torch.equal(actual.codes, expected.codes)
+    assert torch.equal(actual.scales, expected.scales)
