@@ -19,6 +19,9 @@ EngineError
 ├── CollectiveError            tensor-parallel ranks lost one another
 ├── CompiledStepUnavailable    this machine can't compile or run the compiled step; torch does
 ├── StepOutOfMemory            a step needs more memory than there is
+├── OutputFileError            a result can't be written where it should be
+├── ProfileFileError           a file is no performance profile
+├── ReplayFileError            a file holds no requests to replay
 └── RunnerError                a model runner broke the contract of ``engine.step``
     └── KvMismatchError        a sequence met KV that its own tokens did not write
 

@@ -123,13 +123,17 @@ def test_the_start_says_what_the_memory_is_for_and_whether_all_fit(
     checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="engine.memory_report")
+
+    def reported() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name == "engine.memory_report"]
+
     create_runner(make_spec(checkpoint, kv_cache_bytes=64 * BLOCK_BYTES, max_num_seqs=4))
-    (line,) = caplog.messages
+    (line,) = reported()
     blocks = r"KV pool 0\.3 MB \(64 blocks of 16 tokens\)"
     assert re.fullmatch(rf"weights 0\.1 MB \| workspace [\d.]+ MB \| {blocks}", line)
     caplog.clear()
     create_runner(make_spec(checkpoint, kv_cache_bytes=63 * BLOCK_BYTES, max_num_seqs=4))
-    assert "max_num_seqs is 4, but the KV pool holds 3 sequences" in caplog.messages[1]
+    assert "max_num_seqs is 4, but the KV pool holds 3 sequences" in reported()[1]
 
 
 def test_a_device_that_is_not_there_is_refused(
