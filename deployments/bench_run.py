@@ -46,13 +46,17 @@ class Speed:
 def check_case(case: BenchCase, engine: OfflineEngine) -> None:
     """Raises `EngineConfigError` if the engine can't hold it."""
     decoded_len = case.context + _num_decoded(engine, case)
-    longest = max(decoded_len, case.prefill + _PREFILL_TOKENS)
-    if longest > engine.max_request_tokens:
-        raise EngineConfigError(
-            f"a sequence would have {longest} tokens, but the engine holds at most "
-            f"{engine.max_request_tokens}: lower --context, --steps or --prefill, or bench a file "
-            "with a larger kv_cache_bytes."
-        )
+    prefilled_len = case.prefill + _PREFILL_TOKENS
+    for num_tokens, what, options in (
+        (decoded_len, "a sequence that decodes", "--context, --steps or --batch"),
+        (prefilled_len, "the prompt that is prefilled", "--prefill"),
+    ):
+        if num_tokens > engine.max_request_tokens:
+            raise EngineConfigError(
+                f"{what} would have {num_tokens} tokens, but the engine holds at most "
+                f"{engine.max_request_tokens} of one (as far as the model, max_model_len and "
+                f"kv_cache_bytes go): lower {options}."
+            )
     if case.batch * decoded_len > engine.num_kv_tokens:
         raise EngineConfigError(
             f"{case.batch} sequences of {decoded_len} tokens are more than the KV pool holds "

@@ -53,18 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from engine.errors import EngineError
+    from engine.output_file import check_output
 
-    if args.profile is not None and not args.profile.parent.is_dir():
-        print(f"there is no folder {args.profile.parent} to write the trace to", file=sys.stderr)
-        return 1
     try:
+        if args.profile is not None:
+            check_output(args.profile)
+            check_output(_beside(args.profile))
         target = find_target(args)
         _bench(replace(target, config=_with_options(target.config, args)), args)
     except EngineError as error:
         print(error, file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"{error.filename or args.profile} cannot be written: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -126,11 +124,12 @@ def _rate(speed: "Speed") -> str:
 
 
 def _report(what: str, profile: "Profile", path: Path) -> None:
+    from engine.output_file import write_output
     from engine.profile import render_profile
 
     print(f"\n{what}: {render_profile(profile.summary)}", flush=True)
     if profile.trace is not None:
-        path.write_bytes(profile.trace)
+        write_output(path, profile.trace)
         print(f"trace: {path} (open it in https://ui.perfetto.dev or chrome://tracing)", flush=True)
 
 

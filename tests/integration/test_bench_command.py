@@ -115,7 +115,10 @@ def check_trace(events: list[dict[str, Any]], *, num_steps: int, has_phases: boo
         (["tiny", "--context", "100000"], "lower --context"),
         (["tiny", "--batch", "5000"], "4096"),
         (["tiny", "--model", "tiny"], "--model is for a file"),
+        (["tiny", "--prefill", "100000"], "lower --prefill."),
         (["tiny", "--profile", "/absent/trace"], "no folder /absent"),
+        (["tiny", "--profile", "/proc/trace"], "/proc/trace cannot be written"),
+        (["tiny", "--profile", "/tmp"], "/tmp cannot be written"),
         (["absent.yaml"], "cannot be read"),
     ],
 )
