@@ -36,10 +36,11 @@ def quantize(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     """
     in_features = weight.shape[1]
     if not suits(scheme, in_features):
+        others = "'none'" if scheme == "int8" else "'none' or 'int8'"
         raise EngineConfigError(
-            f"quantization {scheme!r} needs linear layers whose input size is a multiple of "
-            f"{_multiple(scheme)}, but a layer has {in_features}: set quantization to 'none' or "
-            "'int8', or tensor_parallel_size to 1."
+            f"weights in {scheme} need linear layers whose input size is a multiple of "
+            f"{_multiple(scheme)}, but a layer has {in_features}: set quantization to {others}, or "
+            "lower tensor_parallel_size if it is more than 1."
         )
     if importance is None or not importance.isfinite().all():
         importance = torch.ones(in_features)
