@@ -93,8 +93,9 @@ def test_what_is_no_number_is_refused(scheme: Scheme, value: float) -> None:
 @pytest.mark.parametrize(("scheme", "in_features"), [("int8", 63), ("int6", 96), ("int4", 48)])
 def test_an_input_size_that_does_not_suit_is_refused(scheme: Scheme, in_features: int) -> None:
     assert not suits(scheme, in_features)
-    with pytest.raises(EngineConfigError, match=f"a layer has {in_features}"):
+    with pytest.raises(EngineConfigError, match=f"a layer has {in_features}") as raised:
         quantize(torch.zeros(4, in_features), scheme)
+    assert ("or 'int8'" in str(raised.value)) == (scheme != "int8")
 
 
 @pytest.mark.parametrize("scheme", ["int6", "int4"])
