@@ -53,8 +53,9 @@ class EngineConfig(BaseModel):
     quantization: Literal["none", "int8", "int4"] = "none"
     """Round linear weights as the model loads, on the CPU: ``int8`` with a scale per output; in
     ``int4`` gate and up, half of a layer's weights, with one per 32 inputs, and the rest in 6 bits
-    with one per 64. The compiled step then reads a half or a third of the bytes; torch computes the
-    same at the memory and speed of ``none``."""
+    with one per 64. The compiled step then reads a half or a third of the bytes, which pays where
+    few sequences run: decoding the weights costs arithmetic, and at batch 16 all are slower than
+    ``none``. Torch computes the same at the memory and speed of ``none``."""
     attention: Literal["auto", "reference", "cpu"] = "auto"
     """``auto`` is the fastest one for the device; ``reference`` is plain torch, for tests."""
     compiled: Literal["auto", "never", "require"] = "auto"
