@@ -1,7 +1,7 @@
 """What a decode step of our engine is made of, and how alike its steps are.
 
-``python_per_step``: a step's time outside of the model's layers and logits: planning, inputs,
-sampling, commit. ``step_jitter``: the times of many steps at one batch size; sequences start over
+``python_per_step``: a step's time outside of the model's layers and logits: planning, results,
+draws, commit. ``step_jitter``: the times of many steps at one batch size; sequences start over
 at the same context again and again, so that all steps do the same work.
 """
 
@@ -129,10 +129,13 @@ def _decode(
 
 
 def _watch_model(own: OwnEngine) -> Stopwatch:
-    """Wraps the two calls that compute with weights, for the rest of the engine's life."""
+    """Wraps the calls that compute with weights, for the rest of the engine's life: ``pick``
+    computes logits and finds the likeliest among them meanwhile.
+    """
     watch = Stopwatch()
     # Only this benchmark asks where the runner's time goes.
     runner = cast(Any, own.loaded.runner)
-    for owner, name in ((runner._model, "forward"), (runner._outputs._head, "logits")):  # noqa: SLF001
+    model, head = runner._model, runner._outputs._head  # noqa: SLF001
+    for owner, name in ((model, "forward"), (head, "logits"), (head, "pick")):
         setattr(owner, name, watch.wrap(getattr(owner, name)))
     return watch
