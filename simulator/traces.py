@@ -14,9 +14,11 @@ import msgspec
 
 from cache_tiers.keys import KEY_BYTES
 from simulator.errors import TraceError
+from simulator.json_fault import describe_fault
+from simulator.trace_formats import AGENTIC_CODING, AZURE, MOONCAKE, MOONCAKE_BLOCK_TOKENS
 from simulator.workload import SimulatedRequest, Workload
 
-MOONCAKE_BLOCK_TOKENS = 512
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MAX_FILE_BYTES = 2**31
 _MAX_TOKENS = 10_000_000
 
@@ -61,7 +63,7 @@ def read_mooncake(path: Path) -> Workload:
             ids = row.hash_ids[: row.input_length // MOONCAKE_BLOCK_TOKENS]
             keys = [key_of.get(i) or key_of.setdefault(i, _key(i)) for i in ids]
         except (msgspec.MsgspecError, ValueError) as error:
-            raise TraceError(_fault(path, number, error, "Mooncake's columns")) from error
+            raise TraceError(_fault(path, f"row {number}", error, MOONCAKE)) from error
         requests.append(
             SimulatedRequest(
                 f"r{number}",
@@ -81,16 +83,18 @@ def read_azure(path: Path, block_size_tokens: int = 512) -> Workload:
     begin: datetime | None = None
     rows = csv.DictReader(line.decode() for line in _lines(path))
     try:
+        missing = [name for name in _AZURE_COLUMNS if name not in (rows.fieldnames or ())]
+        if missing:
+            raise TraceError(f"{path}, row 1: no {', '.join(missing)}; the file must have {AZURE}")
         for number, row in enumerate(rows, start=2):
             try:
-                # Seven digits of a second's fraction are one more than there is a format for.
-                arrival = datetime.fromisoformat(row["TIMESTAMP"][:26])
-                num_prompt, num_answer = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+                arrival = _azure_time(row["TIMESTAMP"])
+                num_prompt, num_answer = (_azure_count(row, name) for name in _AZURE_COLUMNS[1:])
                 _check_lengths(num_prompt, num_answer)
-                begin = arrival if begin is None else begin
-                arrival_s = (arrival - begin).total_seconds()
-            except (KeyError, TypeError, ValueError) as error:
-                raise TraceError(_fault(path, number, error, "Azure's columns")) from error
+            except ValueError as error:
+                raise TraceError(_fault(path, f"row {number}", error, AZURE)) from error
+            begin = arrival if begin is None else begin
+            arrival_s = (arrival - begin).total_seconds()
             requests.append(
                 SimulatedRequest(f"r{number}", arrival_s, max(1, num_prompt), max(1, num_answer))
             )
@@ -100,6 +104,27 @@ def read_azure(path: Path, block_size_tokens: int = 512) -> Workload:
     if requests and requests[0].arrival_s < 0:
         raise TraceError(f"{path}: the first row does not have the earliest TIMESTAMP")
     return _workload(path, block_size_tokens, requests)
+
+
+def _azure_time(text: str | None) -> datetime:
+    try:
+        # Seven digits of a second's fraction are one more than there is a format for. The zone
+        # behind six is cut off as well, so one behind none must not count either.
+        return datetime.fromisoformat((text or "")[:26]).replace(tzinfo=None)
+    except ValueError as error:
+        raise ValueError(
+            f"TIMESTAMP is {text!r}, no date and time" if text else "TIMESTAMP is missing"
+        ) from error
+
+
+def _azure_count(row: dict[str, str | None], name: str) -> int:
+    text = row[name]
+    try:
+        return int(text or "")
+    except ValueError as error:
+        raise ValueError(
+            f"{name} is {text!r}, no integer" if text else f"{name} is missing"
+        ) from error
 
 
 def read_agentic_coding(
@@ -139,7 +164,10 @@ def _read_session(path: Path) -> _CodingSession:
         if session.block_size < 1:
             raise ValueError(f"block_size is {session.block_size}")
     except (OSError, EOFError, msgspec.MsgspecError, ValueError) as error:
-        raise TraceError(f"{path} is no session of the agentic coding traces: {error}") from error
+        raise TraceError(
+            f"{path} is no session of the agentic coding traces: {_in_words(error)}; "
+            f"the file must have {AGENTIC_CODING}"
+        ) from error
     return session
 
 
@@ -163,7 +191,7 @@ def _session_requests(
             }
             keys = [key_of[i] for i in ids]
         except (ValueError, OverflowError) as error:
-            raise TraceError(_fault(path, index, error, "agentic coding's fields")) from error
+            raise TraceError(_fault(path, f"requests[{index}]", error, AGENTIC_CODING)) from error
         yield SimulatedRequest(
             f"s{number}-{index}",
             begin_s,
@@ -187,8 +215,12 @@ def _key(block_id: int) -> bytes:
     return block_id.to_bytes(KEY_BYTES, "big")
 
 
-def _fault(path: Path, row: int, error: Exception, wanted: str) -> str:
-    return f"{path}, row {row}: {error!r}; it must have {wanted}"
+def _fault(path: Path, place: str, error: Exception, wanted: str) -> str:
+    return f"{path}, {place}: {_in_words(error)}; the file must have {wanted}"
+
+
+def _in_words(error: Exception) -> str:
+    return describe_fault(error) if isinstance(error, msgspec.MsgspecError) else str(error)
 
 
 def _lines(path: Path) -> Iterator[bytes]:

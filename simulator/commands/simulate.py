@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simulator.trace_formats import FILES, TRACE_EPILOG
+
 if TYPE_CHECKING:
     from simulator.outcome import Outcome
     from simulator.replica_kind import ReplicaKind
@@ -27,11 +29,11 @@ _LONGEST_TRACE_S = 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = TRACE_EPILOG
     traffic = parser.add_argument_group("traffic")
     traffic.add_argument(
-        "--trace", type=Path, required=True, metavar="FILE",
-        help="Mooncake's .jsonl, Azure's .csv, or a folder of coding sessions (.json.gz)",
-    )  # fmt: skip
+        "--trace", type=Path, required=True, metavar="FILE", help=f"{FILES}: see below"
+    )
     traffic.add_argument("--requests", type=int, metavar="N", help="only the first N")
     traffic.add_argument(
         "--speed", type=float, default=1.0, metavar="X", help="arrivals X times as dense"

@@ -32,20 +32,23 @@ def test_blocks_that_are_full_have_the_keys_of_their_ids(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "fault"),
     [
-        "{}",
-        "not json",
-        mooncake_row(input_length=-1),
-        mooncake_row(hash_ids=["a"]),
-        mooncake_row(hash_ids=[-1, 2, 3]),
-        mooncake_row(hash_ids=[2**200, 2, 3]),
-        mooncake_row(timestamp=-5),
+        ("{}", "timestamp is missing"),
+        ("not json", "it is no JSON"),
+        ("[]", "it is a list, not an object"),
+        (mooncake_row(input_length=-1), "lengths are -1 and 7 tokens"),
+        (mooncake_row(output_length=1.5), "output_length is a number, not an integer"),
+        (mooncake_row(hash_ids=["a"]), r"hash_ids\[0\] is a text, not an integer"),
+        (mooncake_row(hash_ids=[-1, 2, 3]), "the id of a block is -1"),
+        (mooncake_row(hash_ids=[2**200, 2, 3]), "the id of a block is 1606938"),
+        (mooncake_row(timestamp=-5), "timestamp is -5"),
     ],
 )
-def test_a_bad_row_of_mooncake_is_named(tmp_path: Path, row: str) -> None:
+def test_a_bad_row_of_mooncake_is_named_in_words(tmp_path: Path, row: str, fault: str) -> None:
     path = write(tmp_path / "t.jsonl", mooncake_row(), row)
-    with pytest.raises(TraceError, match=r"t\.jsonl, row 2: .*Mooncake's columns"):
+    format_in_words = r"timestamp \(arrival, in ms\).*block of 512 tokens"
+    with pytest.raises(TraceError, match=rf"t\.jsonl, row 2: {fault}.*; .*{format_in_words}"):
         read_mooncake(path)
 
 
@@ -61,10 +64,34 @@ def test_arrivals_of_azure_begin_at_0(tmp_path: Path) -> None:
     assert (second.num_prompt_tokens, second.num_answer_tokens, second.block_keys) == (396, 109, ())
 
 
-@pytest.mark.parametrize("row", ["yesterday,1,2", "2023-11-16 18:15:46,many,2", "2023-11-16,1"])
-def test_a_bad_row_of_azure_is_named(tmp_path: Path, row: str) -> None:
+def test_times_with_a_zone_are_read_with_and_without_a_fraction(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2024-05-10 00:00:00.009930+00:00,374,44",
+        "2024-05-10 00:00:01+00:00,396,109",
+    )
+    assert read_azure(path).requests[1].arrival_s == pytest.approx(0.99007)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ("yesterday,1,2", "TIMESTAMP is 'yesterday', no date and time"),
+        ("2023-11-16 18:15:46,many,2", "ContextTokens is 'many', no integer"),
+        ("2023-11-16,1", "GeneratedTokens is missing"),
+        (",1,2", "TIMESTAMP is missing"),
+    ],
+)
+def test_a_bad_row_of_azure_is_named_in_words(tmp_path: Path, row: str, fault: str) -> None:
     path = write(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", row)
-    with pytest.raises(TraceError, match=r"row 2: .*Azure's columns"):
+    with pytest.raises(TraceError, match=rf"row 2: {fault}; .*columns TIMESTAMP \(arrival, as"):
+        read_azure(path)
+
+
+def test_columns_that_a_table_lacks_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "time,ContextTokens,tokens", "2023-11-16 18:15:46,1,2")
+    with pytest.raises(TraceError, match=r"row 1: no TIMESTAMP, GeneratedTokens; .*columns"):
         read_azure(path)
 
 
@@ -96,7 +123,12 @@ def test_what_is_no_session_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="holds no"):
         read_agentic_coding(tmp_path, sessions_per_s=1)
     write_session(tmp_path / "a.json.gz", think_time=-1.0)
-    with pytest.raises(TraceError, match=r"a\.json\.gz, row 2: .*think_time"):
+    with pytest.raises(TraceError, match=r"a\.json\.gz, requests\[2\]: think_time is -1"):
+        read_agentic_coding(tmp_path, sessions_per_s=1)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"id": "a", "block_size": 64}'))
+    with pytest.raises(
+        TraceError, match=r"traces: requests is missing; .*block_size \(in tokens\)"
+    ):
         read_agentic_coding(tmp_path, sessions_per_s=1)
     (tmp_path / "a.json.gz").write_bytes(b"no gzip")
     with pytest.raises(TraceError, match=r"a\.json\.gz is no session"):

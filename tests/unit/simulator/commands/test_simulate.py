@@ -31,6 +31,14 @@ def run(*arguments: object) -> int:
     return simulate.run(parser.parse_args([str(argument) for argument in arguments]))
 
 
+def test_help_names_what_a_trace_holds_and_its_units() -> None:
+    parser = argparse.ArgumentParser()
+    simulate.add_arguments(parser)
+    text = " ".join(parser.format_help().split())
+    for part in ("timestamp (arrival, in ms)", "output_length (in tokens)", "512 tokens"):
+        assert part in text
+
+
 def test_policies_stand_in_a_table(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies = ["headwater", "round_robin", "headwater"]
     fleet = ["--replicas", 2, "--gpu", "h100-llama2-70b-tp8", "--price", 3]
@@ -91,7 +99,7 @@ def test_bad_input_is_said_in_a_line(
     [
         ("absent.csv", None, "cannot be read"),
         ("trace.txt", "x", "neither a .jsonl nor a .csv nor a folder"),
-        ("trace.csv", "a,b\n1,2\n", "row 2"),
+        ("trace.csv", "a,b\n1,2\n", "row 1: no TIMESTAMP"),
         ("trace.jsonl", "{", "row 1"),
         ("trace.jsonl", "", "holds no requests"),
     ],
