@@ -38,6 +38,10 @@ class TuningError(SimulationError):
     """What is asked for is wrong, or can't be had."""
 
 
+class LimitsMissedError(TuningError):
+    """Not even a request that is alone keeps the limits, whatever the setting."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slo:
     """A limit on one figure."""
@@ -154,7 +158,7 @@ class Search:
         )
 
     def run(self, settings: Sequence[Setting]) -> Found:
-        """The best. Raises `TuningError` if not even a request that is alone keeps the limits."""
+        """The best. Raises `LimitsMissedError`, or `TuningError` if a request fits no setting."""
         best: Found | None = None
         bounds = sorted(
             ((self._bound(setting), setting) for setting in settings),
@@ -171,7 +175,7 @@ class Search:
             found = self._search_rate(setting, least_per_s, most_per_s)
             best = found or best
         if best is None:
-            raise TuningError(self._describe_miss(settings))
+            raise self._miss(settings)
         return best
 
     def engine_settings(self, setting: Setting) -> dict[str, str | int | None]:
@@ -237,8 +241,8 @@ class Search:
         num_kv_tokens = config.kv_cache_bytes // kind.kv_token_bytes
         return ReplicaSpec(kind.model, num_kv_tokens, config, num_devices=kind.num_devices)
 
-    def _describe_miss(self, settings: Sequence[Setting]) -> str:
-        """The setting that comes nearest, and by how much it misses."""
+    def _miss(self, settings: Sequence[Setting]) -> TuningError:
+        """Names the setting that comes nearest, and by how much it misses."""
         nearest, least = "", math.inf
         for setting in settings:
             outcome = self._play_all(setting, _TRICKLE_PER_S)
@@ -249,8 +253,12 @@ class Search:
                 least = max(ratios)
                 nearest = f"{setting}: {self._describe_excess(outcome)}"
         if not nearest:
-            return "no setting holds the longest request: raise kv_cache_bytes or max_model_len"
-        return f"no setting keeps the limits, even for a request that is alone. Nearest: {nearest}"
+            return TuningError(
+                "no setting holds the longest request: raise kv_cache_bytes or max_model_len"
+            )
+        return LimitsMissedError(
+            f"no setting keeps the limits, even for a request that is alone. Nearest: {nearest}"
+        )
 
     def _describe_excess(self, outcome: Outcome) -> str:
         parts = []

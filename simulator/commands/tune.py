@@ -10,11 +10,14 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.trace_formats import FILES, TRACE_EPILOG
+
 if TYPE_CHECKING:
+    from engine.config import EngineConfig
     from simulator.outcome import Outcome
     from simulator.replica_kind import ReplicaKind
     from simulator.serve_yaml import ServeYaml
@@ -30,6 +33,7 @@ _MOST_TOKENS = 10_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = TRACE_EPILOG
     parser.add_argument("base", type=Path, metavar="FILE", help="a `serve run` .yaml file")
     parser.add_argument("--model", metavar="NAME", help="which one of a file with several")
     parser.add_argument(
@@ -52,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-tokens", type=int, nargs="+", default=[], help="max_num_batched_tokens"
     )
     load = parser.add_argument_group("requests")
-    load.add_argument("--trace", type=Path, metavar="FILE", help="lengths and arrivals of a trace")
+    load.add_argument(
+        "--trace", type=Path, metavar="FILE",
+        help=f"take lengths and arrivals of {FILES}, see below, in place of the means",
+    )  # fmt: skip
     load.add_argument("--prompt-tokens", type=int, default=512, metavar="N", help="mean")
     load.add_argument("--answer-tokens", type=int, default=128, metavar="N", help="mean")
     load.add_argument("--requests", type=int, default=200, metavar="N")
@@ -149,15 +156,19 @@ def _workload(args: argparse.Namespace, base: "ServeYaml") -> "Callable[[float],
 
 def _tune(task: _Task, args: argparse.Namespace) -> int:
     from engine.output_file import write_output
-    from simulator.tuning import Search, settings_of
+    from simulator.tuning import LimitsMissedError, Search, TuningError, settings_of
 
     search = Search(task.base.engine, task.slos, task.workload_at, margin=args.margin)
     settings = settings_of(task.kinds, args.batch, args.step_tokens)
     print(f"{task.base.model}: {len(settings)} settings", flush=True)
-    found = search.run(settings)
-    print(_describe(task, found))
-    remark = f"{args.base}, tuned for {' '.join(args.slo)} by simulation:\n{_describe(task, found)}"
+    try:
+        found = search.run(settings)
+    except LimitsMissedError as error:
+        raise TuningError(f"{error}. {_advice(args)}") from error
     changes = search.engine_settings(found.setting)
+    described = f"{_describe(task, found)}\n{_describe_changes(task.base.engine, changes)}"
+    print(described)
+    remark = f"{args.base}, tuned for {' '.join(args.slo)} by simulation:\n{described}"
     write_output(args.out, task.base.with_engine(changes, remark=remark).encode())
     print(f"wrote {args.out}", flush=True)
     checked = _headwater("check", str(args.out))
@@ -175,6 +186,37 @@ def _describe(task: _Task, found: "Found") -> str:
         f"{found.setting}: {found.tokens_per_s:.1f} tokens/s per device at "
         f"{found.requests_per_s:.3g} requests/s with {figures}"
     )
+
+
+def _describe_changes(engine: "EngineConfig", changes: Mapping[str, str | int | None]) -> str:
+    """What the file says otherwise from now on."""
+    parts = [
+        f"{name} {'null' if value is None else value} (was {getattr(engine, name)})"
+        for name, value in changes.items()
+        if value != getattr(engine, name)
+    ]
+    text = f"engine settings: {', '.join(parts) or 'as they were'}"
+    if engine.max_step_stretch is not None and changes["max_step_stretch"] is None:
+        text += (
+            "\nmax_step_stretch is null since the limits are kept without it: a prompt may fill a "
+            "step up to max_num_batched_tokens"
+        )
+    return text
+
+
+def _advice(args: argparse.Namespace) -> str:
+    """What can be asked for otherwise where a request that is alone misses a limit."""
+    ways = ["loosen --slo"]
+    if args.margin:
+        ways.append(f"lower --margin ({args.margin:g} of each limit is left)")
+    if args.trace is None:
+        ways.append(f"lower --prompt-tokens (now {args.prompt_tokens})")
+    else:
+        ways.append("take a --trace of shorter prompts")
+    if args.batch or args.step_tokens:
+        ways.append("try other --batch and --step-tokens")
+    hardware = "--profile" if args.gpu is None else "--gpu"
+    return f"What may help: {', '.join(ways)}, or take a {hardware} that is faster"
 
 
 def _verify(task: _Task, found: "Found", args: argparse.Namespace) -> bool:

@@ -59,6 +59,8 @@ def test_a_profile_becomes_a_file_that_is_tried(
     printed = capsys.readouterr().out
     assert "tiny: 2 settings" in printed
     assert f"wrote {out}" in printed
+    for text in (printed, out.read_text()):
+        assert "max_step_stretch null (was 2.0)" in text
     # Both ran on the engine; how fast is the machine's affair.
     for label in ("before", "tuned"):
         pattern = rf"{label}: [\d.]+ tokens/s, ttft_p95_ms [\d.e+]+, tpot_p99_ms [\d.e+]+: "

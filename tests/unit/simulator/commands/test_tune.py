@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
 from simulator.commands import tune
-from simulator.commands.tune import BAD_INPUT
+from simulator.commands.tune import BAD_INPUT, _describe_changes
 
 FILE = """
 applications:
@@ -57,6 +58,33 @@ def test_bad_input_is_said_in_a_line(
     assert run(base, *arguments) == BAD_INPUT
     assert complaint in capsys.readouterr().err
     assert not base.with_name("out.yaml").exists()
+
+
+def test_limits_that_are_out_of_reach_come_with_what_can_be_changed(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(base, *GPU, "--slo", "tpot_p99_ms=9", *SMALL) == BAD_INPUT
+    said = capsys.readouterr().err
+    for option in ("loosen --slo", "--margin (0.1 of", "--prompt-tokens (now 512)", "--gpu that"):
+        assert option in said
+    trace = base.with_name("azure.csv")
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n")
+    limits = ["--slo", "tpot_p99_ms=9", "--margin", "0", "--trace", str(trace)]
+    assert run(base, *GPU, *limits, *SMALL) == BAD_INPUT
+    said = capsys.readouterr().err
+    assert "--trace of shorter prompts" in said
+    assert "--prompt-tokens" not in said
+    assert "--margin" not in said
+
+
+def test_settings_that_become_others_are_said() -> None:
+    engine = EngineConfig(max_num_seqs=64, max_step_stretch=2.0)
+    changes = {"dtype": engine.dtype, "max_num_seqs": 4, "max_step_stretch": None}
+    said, reason = _describe_changes(engine, changes).splitlines()
+    assert said == "engine settings: max_num_seqs 4 (was 64), max_step_stretch null (was 2.0)"
+    assert "max_step_stretch is null since the limits are kept without it" in reason
+    free = EngineConfig(max_num_seqs=4, max_step_stretch=None)
+    assert _describe_changes(free, changes) == "engine settings: as they were"
 
 
 def test_a_profile_of_another_model_is_refused(
