@@ -45,11 +45,18 @@ class Speed:
 
 def check_case(case: BenchCase, engine: OfflineEngine) -> None:
     """Raises `EngineConfigError` if the engine can't hold it."""
-    decoded_len = case.context + _num_decoded(engine, case)
+    num_decoded = _num_decoded(engine, case)
+    decoded_len = case.context + num_decoded
     prefilled_len = case.prefill + _PREFILL_TOKENS
+    decoded = (
+        f"a sequence (--context {case.context}, and {num_decoded} tokens that it decodes: "
+        f"{case.steps} of --steps, the others while the rest of --batch {case.batch} is prefilled, "
+        "and before steps count)"
+    )
+    prefilled = f"the prompt (--prefill {case.prefill}) with the {_PREFILL_TOKENS} of its answer"
     for num_tokens, what, options in (
-        (decoded_len, "a sequence that decodes", "--context, --steps or --batch"),
-        (prefilled_len, "the prompt that is prefilled", "--prefill"),
+        (decoded_len, decoded, "--context, --steps or --batch"),
+        (prefilled_len, prefilled, "--prefill"),
     ):
         if num_tokens > engine.max_request_tokens:
             raise EngineConfigError(

@@ -5,11 +5,14 @@ Nobody waits for a stream here: prompts fill their steps, and every prompt is co
 """
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from engine.config import EngineConfig
 
 
@@ -65,8 +68,11 @@ def _find_in_file(path: Path, model: str | None) -> "tuple[str, EngineConfig]":
     return chosen, models[chosen].engine
 
 
-def change_config(config: "EngineConfig", changes: dict[str, Any]) -> "EngineConfig":
-    """What is None stays. Raises `EngineConfigError`."""
+def change_config(
+    config: "EngineConfig", changes: Mapping[str, Any], options: Mapping[str, str] | None = None
+) -> "EngineConfig":
+    """What is None stays. ``options``: of the command line, by the settings they become, where the
+    names differ. Raises `EngineConfigError` that names them."""
     from pydantic import ValidationError
 
     from engine.config import EngineConfig
@@ -76,14 +82,29 @@ def change_config(config: "EngineConfig", changes: dict[str, Any]) -> "EngineCon
     try:
         return EngineConfig.model_validate({**config.model_dump(), **changed})
     except ValidationError as error:
-        raise EngineConfigError(error.errors()[0]["msg"]) from error
+        raise EngineConfigError(_describe(error, options or {})) from error
 
 
-def for_throughput(config: "EngineConfig", *, num_seqs: int) -> "EngineConfig":
-    """Every prompt is computed, and fills its steps; at least so many sequences run at once."""
+def _describe(error: "ValidationError", options: Mapping[str, str]) -> str:
+    first = error.errors(include_url=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:  # of several settings, which the message names
+        causes = [f"{key} comes from {option}" for key, option in options.items() if key in message]
+        return "; ".join([message, *causes])
+    key = str(first["loc"][0])
+    message = message[:1].lower() + message[1:]
+    return f"{options.get(key, key)}: {key} would be {first['input']}, and {message}"
+
+
+def for_throughput(
+    config: "EngineConfig", *, num_seqs: int, num_seqs_option: str
+) -> "EngineConfig":
+    """Every prompt is computed, and fills its steps; at least so many sequences run at once, as
+    the option asks."""
     limits = {"max_step_stretch": None, "tpot_target_s": None, "prefix_caching": False}
     free = config.model_copy(update=limits)
-    return change_config(free, {"max_num_seqs": max(config.max_num_seqs, num_seqs)})
+    changes = {"max_num_seqs": max(config.max_num_seqs, num_seqs)}
+    return change_config(free, changes, {"max_num_seqs": num_seqs_option})
 
 
 def count(text: str) -> int:

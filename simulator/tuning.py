@@ -237,7 +237,8 @@ class Search:
         try:
             config = EngineConfig.model_validate(settings)
         except ValidationError as error:
-            raise TuningError(f"{setting}: {error.errors()[0]['msg']}") from error
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise TuningError(f"{setting}: {reason}") from error
         num_kv_tokens = config.kv_cache_bytes // kind.kv_token_bytes
         return ReplicaSpec(kind.model, num_kv_tokens, config, num_devices=kind.num_devices)
 

@@ -78,7 +78,8 @@ def _with_options(config: "EngineConfig", args: argparse.Namespace) -> "EngineCo
         "compiled": args.compiled,
         "device": args.device,
     }
-    return for_throughput(change_config(config, asked), num_seqs=args.batch)
+    changed = change_config(config, asked)
+    return for_throughput(changed, num_seqs=args.batch, num_seqs_option="--batch")
 
 
 def _bench(target: BenchTarget, args: argparse.Namespace) -> None:

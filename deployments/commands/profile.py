@@ -107,8 +107,11 @@ def _each_precision(target: BenchTarget, args: argparse.Namespace) -> list[Bench
             "quantization": quantization,
             "max_num_batched_tokens": grid.max_step_tokens,
         }
-        config = change_config(target.config, changes)
-        config = for_throughput(config, num_seqs=max(grid.decodes) + 1)
+        options = {"max_num_batched_tokens": "--prefill and --decodes, the longest of each"}
+        config = change_config(target.config, changes, options)
+        config = for_throughput(
+            config, num_seqs=max(grid.decodes) + 1, num_seqs_option="--decodes, and a prompt beside"
+        )
         targets.append(replace(target, config=config))
     return targets
 

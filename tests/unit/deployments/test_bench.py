@@ -1,6 +1,7 @@
 """`headwater bench` on a paced engine: the sequences that decode are all there until it ends."""
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ def test_nothing_is_limited_for_the_sake_of_streams() -> None:
     assert (config.max_num_seqs, config.num_threads, config.prefix_caching) == (8, 3, False)
 
 
+def test_an_option_that_no_engine_takes_is_named() -> None:
+    with pytest.raises(EngineConfigError, match=r"^--batch: max_num_seqs would be 5000, and.*4096"):
+        _with_options(EngineConfig(), options("--batch", "5000"))
+
+
 @pytest.mark.parametrize("batch", [1, 6, 8])
 def test_contexts_longer_than_a_step_are_filled_before_the_first_answer_ends(
     checkpoint: Path, batch: int
@@ -57,7 +63,14 @@ def test_contexts_longer_than_a_step_are_filled_before_the_first_answer_ends(
         for _ in range(3):  # estimates of step times would limit the later ones
             assert measure_decode(engine, case).tokens_per_s > 0
         assert record_prefill(engine, case).summary.num_steps == 3
-        with pytest.raises(EngineConfigError, match="lower --context"):
+        with pytest.raises(EngineConfigError, match="lower --context") as caught:
             check_case(BenchCase(batch, context=119, steps=5, prefill=33), engine)
+        parts = re.search(
+            r"--context 119, and (\d+) tokens that.* have (\d+) tokens", str(caught.value)
+        )
+        assert parts is not None
+        assert int(parts[2]) == 119 + int(parts[1])
+        with pytest.raises(EngineConfigError, match=r"--prefill 119\) with the 2 of its answer"):
+            check_case(BenchCase(1, context=4, steps=5, prefill=119), engine)
     finally:
         engine.close()

@@ -9,6 +9,7 @@ from deployments.bench_target import BenchTarget
 from deployments.commands import profile, replay
 from deployments.commands.profile import BAD_INPUT, _each_precision, _grid, add_arguments
 from engine.config import EngineConfig
+from engine.errors import EngineConfigError
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -25,6 +26,22 @@ def test_each_precision_is_measured_once_and_for_throughput() -> None:
     for config in (none, int8):
         assert (config.max_num_seqs, config.max_num_batched_tokens) == (9, 40)
         assert (config.tpot_target_s, config.prefix_caching) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--decodes", "4096"], "^--decodes, and a prompt beside: max_num_seqs would be 4097, and"),
+        (
+            ["--decodes", "1", "--prefill", "4"],
+            "^min_prefill_chunk_tokens is 16.*; max_num_batched_tokens comes from --prefill and",
+        ),
+    ],
+)
+def test_options_that_no_engine_takes_are_named(arguments: list[str], complaint: str) -> None:
+    target = BenchTarget("tiny", Path("tiny"), EngineConfig())
+    with pytest.raises(EngineConfigError, match=complaint):
+        _each_precision(target, options(*arguments))
 
 
 def test_a_grid_is_in_order_and_without_repeats() -> None:
