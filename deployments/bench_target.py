@@ -31,6 +31,21 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="which one of a file with several")
 
 
+def add_engine_group(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Settings of the engine that stand in place of the target's."""
+    engine = parser.add_argument_group(
+        "how the engine runs it",
+        "by default as the file says; without a file, or where it says nothing, as "
+        "docs/configuration.md has it",
+    )
+    engine.add_argument("--threads", type=count, metavar="T", help="CPU threads")
+    engine.add_argument(
+        "--dtype", choices=["bfloat16", "float32"], help="of weights, activations and KV"
+    )
+    engine.add_argument("--device", choices=["cpu", "cuda"], help="where the model runs")
+    return engine
+
+
 def find_target(args: argparse.Namespace) -> BenchTarget:
     """As the file has it. Raises `EngineConfigError` if there is no such model, or it runs on
     several ranks."""

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import Protocol
 
 from app.version import package_version
+from deployments.help_format import HelpWithDefaults
 
 COMMAND_GROUP = "headwater.commands"
 
@@ -38,7 +39,12 @@ def build_parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"headwater {package_version()}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in commands.items():
-        subparser = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
+        subparser = subparsers.add_parser(
+            name,
+            help=command.HELP,
+            description=command.HELP,
+            formatter_class=HelpWithDefaults,
+        )
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     return parser

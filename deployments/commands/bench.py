@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from deployments.bench_target import (
     BenchTarget,
+    add_engine_group,
     add_target_arguments,
     change_config,
     count,
@@ -38,12 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     case.add_argument(
         "--prefill", type=count, default=512, metavar="L", help="tokens of the prompt prefilled"
     )
-    engine = parser.add_argument_group("how the engine runs it, in place of what the file says")
-    engine.add_argument("--threads", type=count, metavar="T", help="CPU threads")
-    engine.add_argument("--dtype", choices=["bfloat16", "float32"])
-    engine.add_argument("--quantization", choices=["none", "int8", "int4"])
-    engine.add_argument("--compiled", choices=["auto", "never", "require"])
-    engine.add_argument("--device", choices=["cpu", "cuda"])
+    engine = add_engine_group(parser)
+    engine.add_argument(
+        "--quantization", choices=["none", "int8", "int4"], help="what linear weights round to"
+    )
+    engine.add_argument(
+        "--compiled", choices=["auto", "never", "require"],
+        help="the compiled step of CPUs: where it can run, never, or not without",
+    )  # fmt: skip
     parser.add_argument(
         "--profile", type=Path, metavar="FILE",
         help="show the time per operator and write a Chrome trace of the decode (JSON in gzip) to "

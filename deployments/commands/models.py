@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from deployments.gpus import GPUS
@@ -16,8 +17,9 @@ _EXPONENTS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
+    add_action = partial(actions.add_parser, formatter_class=parser.formatter_class)
 
-    pull = actions.add_parser("pull", help="pull one model, or all models of a `serve run` file")
+    pull = add_action("pull", help="pull one model, or all models of a `serve run` file")
     pull.add_argument(
         "target",
         metavar="SOURCE|FILE",
@@ -26,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pull.add_argument("--name", help="store a single model under this name")
     pull.set_defaults(act=_pull)
 
-    listing = actions.add_parser("list", help="the models on this machine")
+    listing = add_action("list", help="the models on this machine")
     listing.add_argument("--json", action="store_true", help="for scripts")
     listing.set_defaults(act=_list)
 
-    inspect = actions.add_parser("inspect", help="architecture, sizes, and how much fits")
+    inspect = add_action("inspect", help="architecture, sizes, and how much fits")
     inspect.add_argument("target", metavar="NAME|SOURCE|FOLDER", help="or a config.json")
     inspect.add_argument(
         "--context", type=_tokens, action="extend", nargs="+", default=[], metavar="N",
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_plan_arguments(inspect)
     inspect.set_defaults(act=_inspect)
 
-    remove = actions.add_parser("rm", help="remove a model from this machine")
+    remove = add_action("rm", help="remove a model from this machine")
     remove.add_argument("name", metavar="NAME")
     remove.set_defaults(act=_remove)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from deployments.bench_target import (
     BenchTarget,
+    add_engine_group,
     add_target_arguments,
     change_config,
     count,
@@ -51,13 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid.add_argument(
         "--prompts", type=count, default=3, metavar="R", help="prompts per combination"
     )
-    engine = parser.add_argument_group("how the engine runs it, in place of what the file says")
-    engine.add_argument("--threads", type=count, metavar="T", help="CPU threads")
-    engine.add_argument("--dtype", choices=["bfloat16", "float32"])
+    engine = add_engine_group(parser)
     engine.add_argument(
-        "--quantization", choices=["none", "int8", "int4"], nargs="+", help="each is measured"
-    )
-    engine.add_argument("--device", choices=["cpu", "cuda"])
+        "--quantization", choices=["none", "int8", "int4"], nargs="+",
+        help="what linear weights round to; each is measured",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

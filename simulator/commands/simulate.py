@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     traffic.add_argument(
         "--trace", type=Path, required=True, metavar="FILE", help=f"{FILES}: see below"
     )
-    traffic.add_argument("--requests", type=int, metavar="N", help="only the first N")
+    traffic.add_argument(
+        "--requests", type=int, metavar="N", help="only the first N, in place of all"
+    )
     traffic.add_argument(
         "--speed", type=float, default=1.0, metavar="X", help="arrivals X times as dense"
     )
@@ -51,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy", nargs="+", default=["headwater"], metavar="NAME",
         help="routing policies; an unknown name lists them",
     )  # fmt: skip
-    fleet.add_argument("--replicas", type=int, required=True, metavar="N")
+    fleet.add_argument(
+        "--replicas", type=int, required=True, metavar="N", help="how many, all alike"
+    )
     hardware = fleet.add_mutually_exclusive_group(required=True)
     hardware.add_argument(
         "--gpu", metavar="NAME", help="a preset, such as h100-llama2-70b-tp8; an unknown lists them"
@@ -59,9 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hardware.add_argument(
         "--profile", type=Path, metavar="FILE", help="what `headwater profile` measured"
     )
-    fleet.add_argument("--engine", metavar="LABEL", help="which one of a profile with several")
-    fleet.add_argument("--kv-tokens", type=int, metavar="N", help="KV of a replica, in tokens")
-    fleet.add_argument("--gateways", type=int, default=1, metavar="N")
+    fleet.add_argument(
+        "--engine",
+        metavar="LABEL",
+        help="which engine of a --profile that has several; an unknown one lists them",
+    )
+    fleet.add_argument(
+        "--kv-tokens",
+        type=int,
+        metavar="N",
+        help="KV of a replica, in tokens, in place of what --gpu or --profile has",
+    )
+    fleet.add_argument(
+        "--gateways", type=int, default=1, metavar="N", help="how many share the requests"
+    )
     fleet.add_argument(
         "--stale-s", type=float, default=0.0, metavar="S",
         help="gateways hear of load and caches so much later",
@@ -72,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     fleet.add_argument(
         "--price", type=float, metavar="USD",
-        help="per device and hour; presets of GPUs have one",
+        help="per device and hour, in place of a preset's own; a --profile has none",
     )  # fmt: skip
     results = parser.add_argument_group("results, beside the table")
     results.add_argument("--png", type=Path, metavar="FILE", help="plots")

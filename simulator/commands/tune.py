@@ -45,27 +45,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--margin", type=float, default=0.1, metavar="X",
-        help="share of each limit that is left, since a simulation errs (0.1)",
+        help="share of each limit that is left, since a simulation errs",
     )  # fmt: skip
     hardware = parser.add_mutually_exclusive_group(required=True)
-    hardware.add_argument("--profile", type=Path, help="what `headwater profile` measured")
-    hardware.add_argument("--gpu", nargs="+", metavar="NAME", help="presets that are compared")
-    space = parser.add_argument_group("what is tried; by default powers of two")
-    space.add_argument("--batch", type=int, nargs="+", default=[], help="max_num_seqs")
-    space.add_argument(
-        "--step-tokens", type=int, nargs="+", default=[], help="max_num_batched_tokens"
+    hardware.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="what `headwater profile` measured: all of its engines are compared",
     )
+    hardware.add_argument("--gpu", nargs="+", metavar="NAME", help="presets that are compared")
+    space = parser.add_argument_group(
+        "what is tried", "by default powers of two up to what is known of the hardware"
+    )
+    space.add_argument("--batch", type=int, nargs="+", default=[], metavar="N", help="max_num_seqs")
+    space.add_argument(
+        "--step-tokens", type=int, nargs="+", default=[], metavar="N",
+        help="max_num_batched_tokens",
+    )  # fmt: skip
     load = parser.add_argument_group("requests")
     load.add_argument(
         "--trace", type=Path, metavar="FILE",
         help=f"take lengths and arrivals of {FILES}, see below, in place of the means",
     )  # fmt: skip
-    load.add_argument("--prompt-tokens", type=int, default=512, metavar="N", help="mean")
-    load.add_argument("--answer-tokens", type=int, default=128, metavar="N", help="mean")
-    load.add_argument("--requests", type=int, default=200, metavar="N")
+    load.add_argument(
+        "--prompt-tokens", type=int, default=512, metavar="N", help="mean of a prompt"
+    )
+    load.add_argument(
+        "--answer-tokens", type=int, default=128, metavar="N", help="mean of an answer"
+    )
+    load.add_argument(
+        "--requests", type=int, default=200, metavar="N", help="so many, or a trace's first"
+    )
     verify = parser.add_argument_group("trial on the real engine of this machine")
     verify.add_argument("--no-verify", action="store_true", help="leave it out")
-    verify.add_argument("--verify-requests", type=int, default=48, metavar="N")
+    verify.add_argument(
+        "--verify-requests", type=int, default=48, metavar="N", help="so many of the requests"
+    )
 
 
 class _Task(NamedTuple):
