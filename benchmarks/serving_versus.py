@@ -69,7 +69,14 @@ def _run(options: VersusOptions, folder: Path) -> int:
     home = options.peer_home or peers_home(headwater_home())
     contestants = [_ours(options, model, folder), *_peers(options, model, home, folder)]
     names = PathNames(
-        {home: "PEER_HOME", folder: "FOLDER", REPOSITORY: "REPOSITORY", Path.home(): "~"}
+        {
+            **dict.fromkeys(temporary_roots(), "TMP"),
+            home: "PEER_HOME",
+            folder: "FOLDER",
+            REPOSITORY: "REPOSITORY",
+            Path(sys.executable).parent: "BIN",
+            Path.home(): "~",
+        }
     )
     compare_contestants(contestants, options, folder, names)
     return 0

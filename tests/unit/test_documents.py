@@ -1,4 +1,4 @@
-"""The documents point at files that exist."""
+"""The documents point at files that exist, and results at none of a machine."""
 
 import re
 from pathlib import Path
@@ -27,3 +27,11 @@ def test_links_and_named_files_exist(document: Path) -> None:
 def test_the_architecture_names_files() -> None:
     text = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
     assert len(_MODULE.findall(text)) > 40
+
+
+@pytest.mark.parametrize(
+    "file", sorted((REPOSITORY / "benchmarks/results").glob("*.json")), ids=lambda file: file.name
+)
+def test_a_result_file_names_no_folder_of_a_machine(file: Path) -> None:
+    found = re.findall(r"(?<![\w.~])/(?:home|root|tmp|work|Users|var)/[\w./-]*", file.read_text())
+    assert not found
