@@ -98,7 +98,7 @@ def test_columns_that_a_table_lacks_are_named(tmp_path: Path) -> None:
 def write_session(path: Path, **changes: Any) -> None:
     requests = [
         {"type": "n", "in": 130, "out": 9, "hash_ids": [1, 2, 3], "think_time": 0.0},
-        {"type": "subagent", "total_tokens": 5},
+        {"type": "tool", "total_tokens": 5},
         {"type": "s", "in": 200, "out": 9, "hash_ids": [1, 2, 4, 5], "think_time": 12.5, **changes},
     ]
     session = {"id": path.name, "block_size": 64, "requests": requests}
