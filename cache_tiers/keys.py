@@ -69,3 +69,8 @@ def block_keys(root: BlockKey, token_ids: Sequence[int], block_size_tokens: int)
         parent = next_key(parent, token_ids[start : start + block_size_tokens])
         keys.append(parent)
     return keys
+
+
+def partial_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
+    """The key of a block that holds only ``tokens``, fewer than fill it, after ``parent``."""
+    return next_key(parent, tokens)

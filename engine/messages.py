@@ -16,6 +16,8 @@ from typing import Literal
 
 import msgspec
 
+from cache_tiers.messages import PeerAddress
+
 
 class ServiceClass(IntEnum):
     """How urgent a request is; a lower number goes first.
@@ -112,6 +114,15 @@ class TimelineEvent(msgspec.Struct, frozen=True, array_like=True):
     """Tokens or blocks, by ``kind``."""
 
 
+class CacheBreakpoint(msgspec.Struct, frozen=True, array_like=True):
+    """The prompt up to here is to be kept, and looked for, whether or not it fills a block."""
+
+    num_tokens: int
+    """From the prompt's first, at most all of them."""
+    ttl_s: float
+    """Kept for so long after this request has computed or read it."""
+
+
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     """One prompt and how many answers to generate from it."""
 
@@ -142,6 +153,35 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     """
     timeline: list[TimelineEvent] = []
     """What the gateway did with it so far."""
+    breakpoints: list[CacheBreakpoint] = []
+    """In rising order."""
+    peer: PeerAddress | None = None
+    """Whose node holds more of the prompt, where pulling it was thought to be worth the time."""
+    session_kind: str = ""
+    """What kind of session it belongs to: return times are learned by it."""
+    expected_return_s: float | None = None
+    """When the client says the session will go on, counted from the end of the answer."""
+
+
+class RestoredTokens(msgspec.Struct, frozen=True, array_like=True):
+    """Where the accelerator's node had prompt tokens from, and how long bringing them took."""
+
+    host: int = 0
+    disk: int = 0
+    peer: int = 0
+    object_store: int = 0
+    predicted_s: float = 0.0
+    """What the node thought."""
+    seconds: float = 0.0
+    """From asking the node to KV on the accelerator, without the time that a step took meanwhile.
+    """
+
+
+class CacheWrite(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens pinned for one time to live."""
+
+    ttl_s: float
+    num_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -154,6 +194,10 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Tokens generated up to and including the one that ended the request."""
     overrun_tokens: int = 0
     """Generated after the token that completed a stop string; never billed."""
+    restored: RestoredTokens | None = None
+    """Of ``cached_tokens`` those that came out of tiers, if any did."""
+    cache_written: list[CacheWrite] = []
+    """Prompt tokens that this request pinned and that were not pinned before."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -305,6 +349,10 @@ class ModelCard(msgspec.Struct, frozen=True, tag="card"):
     """Of the model's ``generation_config.json``."""
     max_num_seqs: int = 0
     """Samples that run side by side; 0: not said."""
+    node_id: str = ""
+    """Engines of one node share its tiers."""
+    node_cache: PeerAddress | None = None
+    """Where other nodes get KV from this one's; None: it has no tiers."""
 
 
 LOAD_PERIOD_S = 0.1

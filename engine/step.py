@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from cache_tiers.block_image import ImageLayout
 from engine.messages import SamplingParams, TokenLogprobs
 
 
@@ -90,6 +91,20 @@ class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockTransfer:
+    """A block's KV and its image in the node's arena (``cache_tiers.block_image``): each rank moves
+    its own shard.
+    """
+
+    block_id: int
+    offset: int
+    """Of the image in the arena."""
+    key: bytes
+    num_tokens: int
+    """Fewer than the block's for the last block of a pinned prefix."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step, in the order in which the runner carries it out."""
 
@@ -103,9 +118,18 @@ class StepPlan:
     out again in this very plan, so they are filled first.
     """
     block_copies: tuple[BlockCopy, ...]
+    """After loads, which may bring their sources."""
     admissions: tuple[Admission, ...]
     scheduled: tuple[ScheduledSequence, ...]
     """Decodes first. No two entries share a slot."""
+    stores: tuple[BlockTransfer, ...] = ()
+    """From blocks to the arena, before anything else: what is freed below may be among them."""
+    loads: tuple[BlockTransfer, ...] = ()
+    """From the arena to blocks, after ``freed_block_ids``. No entry of this plan reads them: they
+    count once ``StepResult.failed_loads`` is known.
+    """
+    comparisons: tuple[BlockTransfer, ...] = ()
+    """After all that is computed: blocks whose KV is held against the image of the same tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -141,6 +165,14 @@ class StepResult:
     """One for each chunk of a slot whose sampling asks for them, in the plan's order."""
     num_padding_tokens: int = 0
     """Computed beside those of the plan, to fill a shape that the device has code for."""
+    failed_loads: tuple[int, ...] = ()
+    """Indices into the plan's ``loads`` whose image was not what it should be, on any rank; their
+    blocks hold nothing of use.
+    """
+    transfer_s: float = 0.0
+    """Of stores and loads together, on rank 0."""
+    differing: tuple[int, ...] = ()
+    """Indices into the plan's ``comparisons`` whose KV is not the image's, on rank 0."""
 
 
 class ModelRunner(Protocol):
@@ -157,6 +189,10 @@ class ModelRunner(Protocol):
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         """On ranks other than 0, before the next plan: what rank 0 sampled in the last one."""
+        ...
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout) -> None:
+        """Transfers of later plans move KV to and from ``arena``; again when that is another."""
         ...
 
     def close(self) -> None:

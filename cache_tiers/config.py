@@ -1,0 +1,52 @@
+"""The node cache's section of the configuration. Frozen; unknown keys are errors; units stand in
+names."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+GIB = 1024**3
+
+
+class DiskConfig(BaseModel):
+    """A folder on a local device, for one node cache alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Path
+    """Several devices are striped: one entry for each."""
+    max_bytes: int = Field(ge=64 * 1024**2)
+    """Of segment files, preallocated as they are needed."""
+
+
+class ObjectStoreConfig(BaseModel):
+    """A bucket for prefixes that live long and are shared by the whole cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(pattern=r"^s3://[^/]+(/.*)?$")
+    """`s3://bucket/prefix`; credentials are those that boto3 finds."""
+    min_ttl_s: float = Field(default=3600.0, gt=0)
+    """Only what is pinned for at least so long goes there."""
+
+
+class NodeCacheConfig(BaseModel):
+    """The tiers of every node that runs replicas of the model; replicas of one node share them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host_bytes: int = Field(default=4 * GIB, ge=16 * 1024**2)
+    """CPU memory of the node for KV, all models together."""
+    disks: tuple[DiskConfig, ...] = ()
+    """None: what CPU memory drops is gone."""
+    object_store: ObjectStoreConfig | None = None
+    policy: Literal["value", "lru", "s3fifo", "arc"] = "value"
+    """What leaves first: ``value``: the least expected reuse in seconds of computing per byte; the
+    others are known policies to compare with."""
+    pin_quota_bytes: int = Field(default=1 * GIB, ge=0)
+    """Most that one tenant's pinned prefixes take."""
+    load_timeout_s: float = Field(default=2.0, gt=0)
+    """A prompt waits no longer for a tier; what is not there by then is computed."""
+    lease_s: float = Field(default=600.0, gt=0)
+    """The cache ends itself when no replica has used the node for so long; disks stay warm."""
