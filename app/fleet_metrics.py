@@ -20,12 +20,15 @@ SCRAPE_TIMEOUT_S = 0.8
 """For all replicas together, side by side: a dead one must not delay the page more than that."""
 
 
+Role = Literal["gateway", "engine", "node_cache"]
+
+
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
     """Where one replica serves its own ``/metrics``."""
 
     replica: str
-    role: Literal["gateway", "engine"]
+    role: Role
     host: str
     port: int
 

@@ -41,6 +41,7 @@ class NodeCacheConfig(BaseModel):
     disks: tuple[DiskConfig, ...] = ()
     """None: what CPU memory drops is gone."""
     object_store: ObjectStoreConfig | None = None
+    """For prefixes that live long; absent: they live as long as the nodes that hold them."""
     policy: Literal["value", "lru", "s3fifo", "arc"] = "value"
     """What leaves first: ``value``: the least expected reuse in seconds of computing per byte; the
     others are known policies to compare with."""

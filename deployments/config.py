@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cache_tiers.config import NodeCacheConfig
 from engine.config import EngineConfig
 
 SHUTDOWN_MARGIN_S = 30.0
@@ -60,6 +61,9 @@ class ModelArgs(BaseModel):
     """Pins the weights as they are stored."""
     engine: EngineConfig = EngineConfig()
     """How each replica runs the model, see below."""
+    node_cache: NodeCacheConfig | None = None
+    """Keep KV in CPU memory and on disks of each node, see below; absent: only on the accelerator.
+    Models that share nodes say the same here."""
     num_replicas: int = Field(default=1, ge=1)
     """Engine replicas."""
     num_cpus: float | None = Field(default=None, ge=0)

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from app.config import GatewayConfig, ModelRoute, PoolConfig, PoolsConfig
+from cache_tiers.config import DiskConfig, NodeCacheConfig, ObjectStoreConfig
 from deployments.config import GatewayArgs, ModelArgs
 from engine.config import EngineConfig, PacedConfig
 
@@ -40,6 +41,9 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("One pool: `user_config.pools.batch` and `.long_prompts`", PoolConfig),
     ("Model: `args` of `deployments.build:build_model`", ModelArgs),
     ("Engine: `args.engine` of a model", EngineConfig),
+    ("Node cache: `args.node_cache` of a model", NodeCacheConfig),
+    ("One disk: `args.node_cache.disks[]`", DiskConfig),
+    ("Object store: `args.node_cache.object_store`", ObjectStoreConfig),
     ("Paced engine: `args.engine.paced`", PacedConfig),
 ]
 

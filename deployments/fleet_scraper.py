@@ -25,7 +25,8 @@ class FleetScraper:
 
     async def targets(self) -> Sequence[ScrapeTarget]:
         gateways = await self._gateways.targets()
-        return [*gateways, *itertools.chain.from_iterable(self._engines.values())]
+        others = itertools.chain.from_iterable(self._engines.values())
+        return list(dict.fromkeys([*gateways, *others]))  # replicas of a node share its cache
 
     async def fetch(self, target: ScrapeTarget) -> str:
         return await self._client.fetch(target)

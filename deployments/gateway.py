@@ -128,8 +128,7 @@ class GatewayReplica:
                 addresses[engine.engine_id] = EngineAddress(
                     engine.engine_id, endpoint, engine.secret
                 )
-                if engine.scrape is not None:
-                    targets.append(engine.scrape)
+                targets += filter(None, (engine.scrape, engine.node_scrape))
             num_gateways = serve.get_replica_context().world_size
             self._gateway.set_engines(model, addresses, num_gateways)
             self._scraper.set_engines(model, targets)

@@ -10,9 +10,11 @@ import itertools
 import logging
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from cache_tiers.messages import PeerAddress
 from engine.cache_mirror import MAX_PART_KEYS, CacheMirror
 from engine.checkpoints.store import open_checkpoint
 from engine.config import EngineSpec
@@ -65,6 +67,14 @@ _MAX_GATEWAY_FRAME_BYTES = MAX_FRAME_BYTES - 64
 """A gateway's frame goes on to the step loop inside of another one, which must not be too large."""
 
 
+class Node(NamedTuple):
+    """Where a replica runs, as gateways are told."""
+
+    node_id: str = ""
+    cache_address: PeerAddress | None = None
+    """Of its cache, for other nodes'."""
+
+
 class EngineFront:
     """Call order: ``start``, ``drain`` if there is time, ``close`` in any case."""
 
@@ -76,6 +86,7 @@ class EngineFront:
         secret: bytes,
         host: str,
         unix_dir: Path | None,
+        node: Node | None = None,
         max_silence_s: float = MAX_SILENCE_S,
         max_gateway_backlog_bytes: int = MAX_GATEWAY_BACKLOG_BYTES,
         rank_module: str = "engine.rank",
@@ -85,6 +96,7 @@ class EngineFront:
         self._secret = secret
         self._host = host
         self._unix_dir = unix_dir
+        self._node = node or Node()
         self._max_gateway_backlog_bytes = max_gateway_backlog_bytes
         self._ranks = RankGroup(
             max_silence_s=max_silence_s, folder=unix_dir, rank_module=rank_module
@@ -147,8 +159,11 @@ class EngineFront:
             ranks=self._ranks,
         )
         checkpoint = await asyncio.to_thread(open_checkpoint, self._spec.checkpoint)
+        card = make_model_card(self._spec, checkpoint, ready, engine_id=self._engine_id)
         self._card = self._encode(
-            make_model_card(self._spec, checkpoint, ready, engine_id=self._engine_id)
+            msgspec.structs.replace(
+                card, node_id=self._node.node_id, node_cache=self._node.cache_address
+            )
         )
         try:
             self._listener = await listen(

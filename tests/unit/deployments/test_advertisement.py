@@ -10,8 +10,9 @@ from deployments.advertisement import Advertisement
 from wire.endpoint import Endpoint
 
 SCRAPE = ScrapeTarget("m/1", "engine", "10.0.0.7", 9000)
+NODE_SCRAPE = ScrapeTarget("node/abc", "node_cache", "10.0.0.7", 9001)
 ENGINE = Advertisement(
-    "m/1", Endpoint("10.0.0.7", 4711, "/tmp/x/engine.sock"), b"\x00secret\xff", SCRAPE
+    "m/1", Endpoint("10.0.0.7", 4711, "/tmp/x/engine.sock"), b"\x00secret\xff", SCRAPE, NODE_SCRAPE
 )
 
 
@@ -40,5 +41,6 @@ def test_metadata_of_another_shape_names_what_is_missing(key: str) -> None:
 
 def test_an_engine_without_a_scrape_port_is_reachable_all_the_same() -> None:
     metadata = ENGINE.to_metadata()
-    del metadata["scrape"]
-    assert Advertisement.from_metadata(metadata) == replace(ENGINE, scrape=None)
+    del metadata["scrape"], metadata["node_scrape"]
+    expected = replace(ENGINE, scrape=None, node_scrape=None)
+    assert Advertisement.from_metadata(metadata) == expected
