@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.performance_profile import EngineProfile, PerformanceProfile
 from simulator.errors import FleetSpecError
-from simulator.performance import LinearModel, PerformanceModel
+from simulator.performance import PerformanceModel
+from simulator.profiled_model import model_of_profile
 from simulator.replica_spec import DEFAULT_CONFIG, ReplicaSpec
 
 
@@ -70,7 +71,7 @@ def _kind(engine: EngineProfile) -> ReplicaKind:
         settings["num_threads"] = engine.num_threads
     return ReplicaKind(
         label=engine.label,
-        model=LinearModel(engine.cost),
+        model=model_of_profile(engine),
         num_kv_tokens=engine.kv_cache_bytes // engine.kv_token_bytes,
         kv_token_bytes=engine.kv_token_bytes,
         max_num_seqs=engine.max_num_seqs,
