@@ -1,5 +1,6 @@
 """The rounds of `benchmarks.routing_http` once more on a virtual clock: the same sessions, arrivals
-and pauses asked of a simulated fleet whose steps take as long as those of the paced engines.
+and pauses asked of a simulated fleet whose steps take as long as those of the paced engines, or as
+a profile says.
 
 Must not know servers.
 """
@@ -42,12 +43,15 @@ class SimulatedRound:
 
 
 class RoundSimulator:
-    """Of one paced scenario."""
+    """Of one scenario."""
 
-    def __init__(self, scenario: Scenario, encode: Encode) -> None:
+    def __init__(
+        self, scenario: Scenario, encode: Encode, replica: ReplicaSpec | None = None
+    ) -> None:
+        """``replica``: what engines are; by default they are paced ones."""
         self._scenario = scenario
         self._config = EngineConfig.model_validate(dict(scenario.engine))
-        assert self._config.runner == "paced", "only their step times are known beforehand"
+        self._replica = replica or _paced(self._config)
         self._encode = encode
         self._root = root_key(
             KeySalt("simulated", self._config.dtype, self._config.block_size_tokens, "")
@@ -57,20 +61,9 @@ class RoundSimulator:
         self, policy: str, load: OpenLoop, run: str, warm_up: tuple[ChatWorkload, int]
     ) -> SimulatedRound:
         """``warm_up``: what was asked before the round, and how many requests of it."""
-        paced = self._config.paced
-        cost = StepCost(
-            base_s=paced.step_base_s,
-            per_prefill_token_s=paced.per_prefill_token_s,
-            per_decode_s=paced.per_decode_s,
-            per_context_token_s=paced.per_context_token_s,
-            per_attended_token_s=paced.per_attended_token_s,
-        )
-        replica = ReplicaSpec(
-            LinearModel(cost), self._config.kv_cache_bytes // KV_TOKEN_BYTES, config=self._config
-        )
         spec = FleetSpec(
             self._scenario.num_replicas,
-            replica,
+            self._replica,
             policy=policy,
             num_gateways=self._scenario.num_gateways,
             stale_s=STALE_S,
@@ -116,3 +109,16 @@ class RoundSimulator:
         token_ids = self._encode(turn.messages)
         keys = [*block_keys(self._root, token_ids, self._config.block_size_tokens)]
         return SimulatedRequest(name, arrival_s, len(token_ids), turn.answer_tokens, keys)
+
+
+def _paced(config: EngineConfig) -> ReplicaSpec:
+    assert config.runner == "paced", "only their step times are known beforehand"
+    paced = config.paced
+    cost = StepCost(
+        base_s=paced.step_base_s,
+        per_prefill_token_s=paced.per_prefill_token_s,
+        per_decode_s=paced.per_decode_s,
+        per_context_token_s=paced.per_context_token_s,
+        per_attended_token_s=paced.per_attended_token_s,
+    )
+    return ReplicaSpec(LinearModel(cost), config.kv_cache_bytes // KV_TOKEN_BYTES, config=config)

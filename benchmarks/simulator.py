@@ -4,6 +4,8 @@
   real engine in this process, in real time, and through a simulated one, whose step times are
   fitted to those of a replay of other requests before. Mean TTFT and TPOT agree within 15 %.
 - ``paced``: the same for eight engines that take a large model's time.
+- ``ray``: the same for the model served on Ray and asked over HTTP, with step times as ``headwater
+  profile`` measures them before.
 - ``requests_per_cpu_s``, ``requests_per_wall_s``: simulated requests per second of one core, with
   the full scheduler: requests of a conversation's lengths for eight replicas. The load average says
   whether others used the machine meanwhile.
@@ -13,11 +15,14 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.result import BenchmarkResult, CaseResult, ResultError
+from benchmarks.serving_server import MeasurementError
 from benchmarks.simulator_paced import replay_paced
+from benchmarks.simulator_ray import RayTask, replay_on_ray
 from benchmarks.simulator_replay import EngineReplay, ReplayTask
 from benchmarks.simulator_serving import ReplayFigures
 from deployments.environment import headwater_home
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = EngineConfig(num_threads=options.threads, max_num_seqs=16, kv_cache_bytes=512 * MIB)
     try:
         num_others = os.getloadavg()[0]
-        results = [*_speed(options), *_paced(options), *_replay(options, config)]
+        results = [case for name in options.case for case in _CASES[name](options, config)]
         results.append(CaseResult(case="load_average_before", value=num_others, unit="processes"))
         for case in results:
             print(f"{case.case:28} {case.value:12.4f} {case.unit}", flush=True)
@@ -60,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=options.seed,
             results=results,
         ).write(options.out)
-    except (EngineError, ResultError, OSError) as error:
+    except (EngineError, MeasurementError, ResultError, OSError) as error:
         print(f"benchmarks.simulator: {error}", file=sys.stderr)
         return 1
     return 0
@@ -87,7 +92,7 @@ def _replay(options: argparse.Namespace, config: EngineConfig) -> list[CaseResul
     ]
 
 
-def _paced(options: argparse.Namespace) -> list[CaseResult]:
+def _paced(options: argparse.Namespace, _config: EngineConfig) -> list[CaseResult]:
     task = ReplayTask(
         num_requests=options.requests,
         mean_prompt_tokens=600,
@@ -97,6 +102,30 @@ def _paced(options: argparse.Namespace) -> list[CaseResult]:
     )
     real, simulated = replay_paced(_NUM_PACED, task, _PACED_REQUESTS_PER_S)
     return _compared("paced", f"{_NUM_PACED} paced engines", real, simulated)
+
+
+def _ray(options: argparse.Namespace, config: EngineConfig) -> list[CaseResult]:
+    task = RayTask(
+        _MODEL,
+        num_requests=options.requests,
+        num_rounds=options.rounds,
+        load=options.load,
+        engine=config.model_dump(mode="json", exclude_unset=True),
+        seed=options.seed,
+    )
+    replay = replay_on_ray(task)
+    cases = [
+        CaseResult(case="ray_idle_ttft_mean", value=replay.idle_ttft_s, unit="s"),
+        CaseResult(case="ray_ttft_outside_steps", value=replay.fixed_s, unit="s"),
+        CaseResult(case="ray_requests_per_s", value=replay.requests_per_s, unit="requests/s"),
+    ]
+    for number, done in enumerate(replay.rounds, start=1):
+        name = f"ray_{number}"
+        cases += _compared(name, "the real engine on Ray, over HTTP", done.real, done.simulated)
+        cases.append(
+            CaseResult(case=f"{name}_cpu_of_others", value=done.others_cpu_share, unit="of all")
+        )
+    return cases
 
 
 def _compared(
@@ -132,7 +161,7 @@ def _compared(
     ]
 
 
-def _speed(options: argparse.Namespace) -> list[CaseResult]:
+def _speed(options: argparse.Namespace, _config: EngineConfig) -> list[CaseResult]:
     """The best run of three, by processor time of its one thread, which what runs beside it changes
     little, and by the clock on the wall.
     """
@@ -163,19 +192,33 @@ def _speed(options: argparse.Namespace) -> list[CaseResult]:
     ]
 
 
+_CASES: Mapping[str, Callable[[argparse.Namespace, EngineConfig], list[CaseResult]]] = (
+    MappingProxyType({"speed": _speed, "paced": _paced, "replay": _replay, "ray": _ray})
+)
+
+
 def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator", description=__doc__)
     add = parser.add_argument
     add("--out", type=Path, required=True, help="result file to write")
-    add("--requests", type=int, default=200, help="of the replay")
+    add("--case", choices=[*_CASES], action="append", help="(default: all)")
+    add("--requests", type=int, default=200, help="of each replay")
+    add("--rounds", type=int, default=2, help="of the replay on Ray")
     add("--simulated", type=int, default=4000, help="requests whose simulation is timed")
     add("--load", type=float, default=0.7, help="share of what the engine bears")
     add("--threads", type=int, default=1, help="CPU threads of the engine")
     add("--seed", type=int, default=0, help="of lengths, arrivals and prompts")
-    add("--checkpoint", type=Path, default=checkpoint_path(headwater_home(), _MODEL))
+    add(
+        "--checkpoint",
+        type=Path,
+        default=checkpoint_path(headwater_home(), _MODEL),
+        help="of the engine in this process (default: the quickstart's model, as on Ray)",
+    )
     options = parser.parse_args(argv)
-    if min(options.requests, options.simulated, options.threads) < 1 or options.load <= 0:
-        parser.error("--requests, --simulated, --threads and --load must be above 0")
+    options.case = options.case or [*_CASES]
+    counts = (options.requests, options.rounds, options.simulated, options.threads)
+    if min(counts) < 1 or options.load <= 0:
+        parser.error("--requests, --rounds, --simulated, --threads and --load must be above 0")
     return options
 
 
