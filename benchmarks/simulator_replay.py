@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from benchmarks.simulator_serving import ReplayFigures, TimedRequest, as_workload, serve
+from cache_tiers.block_image import ImageLayout
 from deployments.offline_engine import create_engine
 from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig
@@ -42,6 +43,9 @@ class TimedRunner:
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self._runner.take_sampled(sampled)
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        self._runner.attach_arena(arena, layout, socket_path)
 
     def close(self) -> None:
         self._runner.close()

@@ -1,25 +1,22 @@
 """Rank 0's runner when there are several ranks: every plan goes to the others, then to its own.
 
 One msgpack frame per step and rank, over a blocking socket: a rank that does not keep up holds the
-step up, as it would in the collective. Must not know the model or what the plans are for.
+step up, as it would in the collective. Only a step that moves KV is answered. Must not know the
+model or what the plans are for.
 """
 
+import dataclasses
 import socket
 from collections.abc import Sequence
 
 import msgspec
 
-from engine.rank_messages import PlanFrame
+from cache_tiers.block_image import ImageLayout
+from cache_tiers.tier import TierError
+from engine.follower_link import FollowerLink, RanksOutOfStep
+from engine.rank_messages import JoinArena, Joined, PlanFrame, Transferred
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 from wire.frames import encode_frame
-
-
-class RanksOutOfStep(BaseException):
-    """A rank did not carry out a plan, so the others wait in a collective or have other KV.
-
-    Not an ``Exception``: the engine would end all requests with an error and go on, while the end
-    of the process lets them move to another replica. Out of memory is no exception to that.
-    """
 
 
 class BroadcastRunner:
@@ -27,37 +24,62 @@ class BroadcastRunner:
 
     def __init__(self, runner: ModelRunner, links: Sequence[socket.socket]) -> None:
         self._runner = runner
-        self._links = links
+        self._links = [FollowerLink(rank, link) for rank, link in enumerate(links, start=1)]
         self._sampled: tuple[SampledToken, ...] = ()
         self._encode = msgspec.msgpack.Encoder().encode
-        for link in links:
-            link.setblocking(True)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step on all ranks. Raises ``RanksOutOfStep`` when that fails."""
+        """Run one step on all ranks. Raises ``RanksOutOfStep`` when that fails.
+
+        Stores are complete on all ranks when this returns, and a load that failed on one of them
+        is among the result's ``failed_loads``.
+        """
         self._broadcast(PlanFrame(plan, self._sampled))
         try:
             result = self._runner.execute(plan)
         except Exception as error:
             raise RanksOutOfStep(f"a step failed: {type(error).__name__}: {error}") from error
         self._sampled = tuple(_without_logprobs(token) for token in result.sampled)
+        if plan.moves_kv:
+            failed = self._gather_failed_loads(plan).union(result.failed_loads)
+            result = dataclasses.replace(result, failed_loads=tuple(sorted(failed)))
         return result
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         """Nothing to take: rank 0 is the one that samples."""
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        """Have every rank use the arena, which the others get from ``socket_path``; call it again
+        after a new ``connect`` to the node's cache. Raises ``TierError`` when a rank can't use it:
+        the engine goes on, with plans that move nothing. Between two steps only.
+        """
+        self._broadcast(JoinArena(layout, socket_path))
+        self._runner.attach_arena(arena, layout, socket_path)
+        answers = [link.receive(Joined) for link in self._links]
+        for rank, answer in enumerate(answers, start=1):
+            if answer.reason_against is not None:
+                raise TierError(f"rank {rank} can't use the arena: {answer.reason_against}")
 
     def close(self) -> None:
         self._runner.close()
         for link in self._links:
             link.close()
 
-    def _broadcast(self, frame: PlanFrame) -> None:
+    def _gather_failed_loads(self, plan: StepPlan) -> set[int]:
+        failed: set[int] = set()
+        for link in self._links:
+            answer = link.receive(Transferred)
+            if answer.step_id != plan.step_id:
+                raise RanksOutOfStep(
+                    f"rank {link.rank} answers step {answer.step_id} in step {plan.step_id}"
+                )
+            failed.update(answer.failed_loads)
+        return failed
+
+    def _broadcast(self, frame: PlanFrame | JoinArena) -> None:
         encoded = encode_frame(self._encode(frame))
-        for rank, link in enumerate(self._links, start=1):
-            try:
-                link.sendall(encoded)
-            except OSError as error:
-                raise RanksOutOfStep(f"rank {rank} takes no plans any more: {error}") from error
+        for link in self._links:
+            link.send(encoded)
 
 
 def _without_logprobs(token: SampledToken) -> SampledToken:

@@ -5,17 +5,28 @@ this loop goes round. Must not know the model or what the plans are for.
 """
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
+from cache_tiers.block_image import ImageLayout
+from cache_tiers.tier import TierError
 from engine.garbage import GarbageCollector
-from engine.rank_messages import PlanFrame
+from engine.rank_messages import FromLeader, JoinArena, Joined, PlanFrame, Transferred
 from engine.step import ModelRunner
 from engine.step_loop import IDLE_POLL_S
 from wire.pipe import SyncPipe
 
 MIN_HEARTBEAT_PERIOD_S = IDLE_POLL_S / 2
 """The front need not wake up for every step of every rank."""
+OpenArena = Callable[[ImageLayout, str], memoryview]
+"""The arena of the node's cache at a socket path; mapped as long as somebody holds it. Raises
+``TierError`` or ``OSError``.
+"""
+
+
+def _no_arena(_layout: ImageLayout, socket_path: str) -> memoryview:
+    raise TierError(f"this rank does not know how to open {socket_path}")
 
 
 class FollowerLoop:
@@ -27,6 +38,7 @@ class FollowerLoop:
         *,
         leader: SyncPipe,
         front: SyncPipe,
+        open_arena: OpenArena = _no_arena,
         garbage: GarbageCollector | None = None,
     ) -> None:
         self._runner = runner
@@ -34,7 +46,9 @@ class FollowerLoop:
         self._leader = leader
         self._front = front
         self._last_heartbeat_s = 0.0
-        self._decode = msgspec.msgpack.Decoder(PlanFrame).decode
+        self._open_arena = open_arena
+        self._decode = msgspec.msgpack.Decoder(FromLeader).decode
+        self._encode = msgspec.msgpack.Encoder().encode
 
     def run(self) -> None:
         """Go round until one of the pipes closes, which raises ``ConnectionClosed``.
@@ -47,12 +61,29 @@ class FollowerLoop:
     def turn(self) -> None:
         """Carry out the plans that came; wait for some if there are none."""
         for frame in self._leader.poll(IDLE_POLL_S):
-            step = self._decode(frame)
-            self._runner.take_sampled(step.sampled)
-            self._runner.execute(step.plan)
+            message = self._decode(frame)
+            if isinstance(message, PlanFrame):
+                self._execute(message)
+            else:
+                self._leader.send(self._encode(self._join(message)))
             self._show_life()
             self._garbage.collect_between_steps()
         self._show_life()
+
+    def _execute(self, step: PlanFrame) -> None:
+        self._runner.take_sampled(step.sampled)
+        result = self._runner.execute(step.plan)
+        if step.plan.moves_kv:
+            answer = Transferred(result.step_id, result.failed_loads)
+            self._leader.send(self._encode(answer))
+
+    def _join(self, message: JoinArena) -> Joined:
+        try:
+            arena = self._open_arena(message.layout, message.socket_path)
+            self._runner.attach_arena(arena, message.layout, message.socket_path)
+        except (OSError, TierError) as error:
+            return Joined(str(error))
+        return Joined()
 
     def _show_life(self) -> None:
         now_s = time.monotonic()

@@ -45,6 +45,15 @@ class KvPool:
         """Per layer [num_blocks * block_size, 2, num_kv_heads, head_dim]: row ``b * block_size +
         i`` holds key and value of token ``i`` of block ``b``."""
 
+    @property
+    def block_rows(self) -> Tensor:
+        """The pool's bytes: [layers_per_block, num_blocks, bytes of a block in one layer]."""
+        return self._blocks.flatten(2).view(torch.uint8)
+
+    def block(self, block_id: int) -> Tensor:
+        """[layers_per_block, block_size, 2, num_kv_heads, head_dim]."""
+        return self._blocks[:, block_id]
+
     def poison(self, block_ids: Sequence[int] | None = None) -> None:
         """Fill blocks (all of them without an argument) with NaN, so that reading them shows."""
         if block_ids is None:

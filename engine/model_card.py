@@ -1,30 +1,36 @@
 """Makes the model card: what gateways must know of the model behind this engine."""
 
-from cache_tiers.keys import KeySalt, root_key
+from cache_tiers.keys import BlockKey, KeySalt, root_key
 from engine.checkpoints.store import Checkpoint
-from engine.config import EngineSpec
+from engine.config import EngineConfig, EngineSpec
 from engine.kv_geometry import KV_LAYOUT
 from engine.messages import ModelCard
 from engine.rank_messages import Ready
+
+
+def model_root_key(config: EngineConfig, checkpoint: Checkpoint) -> BlockKey:
+    """The parent of first blocks, apart from tenants and adapters."""
+    config_sha256 = checkpoint.manifest.files["config.json"].sha256
+    return root_key(
+        KeySalt(
+            # Other rotary scalings or windows make other KV of the same weights.
+            weights_revision=f"{checkpoint.revision} {config_sha256}",
+            kv_dtype=config.dtype,
+            block_size_tokens=config.block_size_tokens,
+            layout=KV_LAYOUT,
+        )
+    )
 
 
 def make_model_card(
     spec: EngineSpec, checkpoint: Checkpoint, ready: Ready, *, engine_id: str
 ) -> ModelCard:
     """Reads the tokenizer; what depends on the loaded model comes from ``ready``."""
-    config_sha256 = checkpoint.manifest.files["config.json"].sha256
-    salt = KeySalt(
-        # Other rotary scalings or windows make other KV of the same weights.
-        weights_revision=f"{ready.weights_revision} {config_sha256}",
-        kv_dtype=spec.config.dtype,
-        block_size_tokens=spec.config.block_size_tokens,
-        layout=KV_LAYOUT,
-    )
     return ModelCard(
         engine_id=engine_id,
         model=spec.model,
         weights_revision=ready.weights_revision,
-        root_key=root_key(salt),
+        root_key=model_root_key(spec.config, checkpoint),
         block_size_tokens=spec.config.block_size_tokens,
         max_model_len=ready.max_model_len,
         max_request_tokens=ready.max_request_tokens,

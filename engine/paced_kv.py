@@ -4,6 +4,7 @@ The KV of a position is a digest of all tokens up to it. Reading stale, missing 
 writing to or freeing what others hold, raises ``KvMismatchError``. Must not know slots or plans.
 """
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,12 @@ from engine.step import NO_BLOCK, BlockCopy
 
 ROOT_DIGEST = 0x9E3779B97F4A7C15
 """Stands before the first token of every sequence."""
+_DIGEST_BYTES = 8
+
+
+def min_image_bytes(block_size_tokens: int) -> int:
+    """What the image of a block takes: a digest for each position, and the one before them."""
+    return (1 + block_size_tokens) * _DIGEST_BYTES
 
 
 @dataclass(slots=True)
@@ -55,6 +62,26 @@ class PacedKv:
 
     def digests(self, block_id: int) -> list[int]:
         return self._blocks[block_id].digests
+
+    def write_image(self, block_id: int, num_tokens: int, shard: memoryview) -> None:
+        """Put the KV of the block's first ``num_tokens`` where its image is."""
+        block = self._blocks[block_id]
+        if len(block.digests) < num_tokens:
+            raise KvMismatchError(f"block {block_id} is stored where nothing was written")
+        content = array("Q", (block.parent, *block.digests[:num_tokens])).tobytes()
+        shard[: len(content)] = content
+
+    def read_image(self, block_id: int, num_tokens: int, shard: memoryview) -> None:
+        """Take the KV of a block from its image."""
+        self._check_unheld(block_id, "overwritten by a load")
+        parent, *digests = shard[: (1 + num_tokens) * _DIGEST_BYTES].cast("Q")
+        self._blocks[block_id] = _KvBlock(parent, digests)
+
+    def equals_image(self, block_id: int, num_tokens: int, shard: memoryview) -> bool:
+        """Whether the block's first ``num_tokens`` have the KV of the image."""
+        block = self._blocks[block_id]
+        parent, *digests = shard[: (1 + num_tokens) * _DIGEST_BYTES].cast("Q")
+        return (parent, digests) == (block.parent, block.digests[:num_tokens])
 
     def read(self, table: list[int], begin: int, end: int) -> int:
         """The digest at position ``end - 1``; all blocks from that of ``begin`` on are followed."""

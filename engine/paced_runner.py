@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from cache_tiers.block_image import ImageLayout
 from engine.config import PacedConfig
 from engine.errors import EngineConfigError, KvMismatchError, StepOutOfMemory
+from engine.kv_images import RankImages
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.paced_kv import ROOT_DIGEST, PacedKv
+from engine.paced_transfer import PacedTransfer
 from engine.seeds import mix64
 from engine.step import (
     NO_BLOCK,
@@ -54,6 +57,7 @@ class PacedRunner:
         vocab_size: int,
         eos_token_ids: Collection[int],
         windows: Sequence[int | None] = (None,),
+        rank: int = 0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,18 +76,28 @@ class PacedRunner:
         self._clock = clock
         self._kv = PacedKv(num_blocks, block_size_tokens)
         self._slots: dict[int, _Slot] = {}
+        self._rank = rank
+        self._transfer: PacedTransfer | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step; takes the profiled time, its own bookkeeping included."""
+        """Run one step; takes the profiled time, its own bookkeeping included, and what moving KV
+        takes.
+        """
         started_s = self._clock()
         most = self._config.max_step_tokens
         if most is not None and plan.num_tokens > most:
             raise StepOutOfMemory(f"a step of {plan.num_tokens} tokens; max_step_tokens is {most}")
+        if plan.stores:
+            self._attached.store(plan.stores)
+        stored_s = self._clock()
         for slot in plan.released_slots:
             self._release(slot)
         for entry in plan.scheduled:
             self._drop_replaced(entry)
         self._kv.clear(plan.freed_block_ids)
+        loading_s = self._clock()
+        failed_loads = self._attached.load(plan.loads) if plan.loads else ()
+        transfer_s = self._clock() - loading_s + stored_s - started_s
         for copy in plan.block_copies:
             self._kv.copy(copy)
         forks = self._find_forks(plan) if plan.admissions else {}
@@ -102,9 +116,17 @@ class PacedRunner:
                     self._admit(forks[slot])
                     self._slots[slot].digest = digests[-1]
                 sampled.append(self._draw(slot, digests[-1], entry.start + entry.num_tokens))
-        self._sleep(max(0.0, self._step_time_s(plan) - (self._clock() - started_s)))
+        differing = self._attached.compare(plan.comparisons) if plan.comparisons else ()
+        step_time_s = self._step_time_s(plan) + transfer_s
+        self._sleep(max(0.0, step_time_s - (self._clock() - started_s)))
         return StepResult(
-            plan.step_id, tuple(sampled), tuple(prompt_logprobs), self._num_padding_tokens(plan)
+            plan.step_id,
+            tuple(sampled),
+            tuple(prompt_logprobs),
+            self._num_padding_tokens(plan),
+            failed_loads=failed_loads,
+            transfer_s=transfer_s,
+            differing=differing,
         )
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
@@ -112,6 +134,10 @@ class PacedRunner:
         for token in sampled:
             if token.slot in self._slots:
                 self._slots[token.slot].last_token_id = token.token_id
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        """Of this rank alone, which needs no ``socket_path``."""
+        self._transfer = PacedTransfer(self._kv, RankImages(arena, layout, self._rank))
 
     def read_block(self, block_id: int) -> bytes:
         """The KV of a block: equal bytes mean equal tokens since the start of the sequence."""
@@ -121,7 +147,13 @@ class PacedRunner:
     def close(self) -> None:
         """Forget everything."""
         self._slots.clear()
+        self._transfer = None
         self._kv = PacedKv(0, self._block_size)
+
+    @property
+    def _attached(self) -> PacedTransfer:
+        assert self._transfer is not None, "a plan moves KV, but no arena was attached"
+        return self._transfer
 
     def _step_time_s(self, plan: StepPlan) -> float:
         config, work = self._config, measure_work(plan.scheduled)

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from engine.broadcast_runner import BroadcastRunner, RanksOutOfStep
+from engine.broadcast_runner import BroadcastRunner
 from engine.config import EngineSpec, RankSpec
 from engine.engine import Engine
 from engine.errors import EngineError, StepOutOfMemory
+from engine.follower_link import RanksOutOfStep
 from engine.follower_loop import FollowerLoop
 from engine.garbage import GarbageCollector
 from engine.memory_report import MemoryReport

@@ -6,6 +6,7 @@ bytes and only counts. A *source* is the number that the front gave to a gateway
 
 import msgspec
 
+from cache_tiers.block_image import ImageLayout
 from engine.messages import CacheEvents, LoadView
 from engine.observations import EngineStats, MemoryBytes, RequestNote, StepRecord
 from engine.profile import Profile, ProfileOrder
@@ -91,13 +92,38 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """What a ``Record`` asked for."""
 
 
-class PlanFrame(msgspec.Struct, frozen=True, array_like=True):
-    """From rank 0 to each of the others: one step."""
+class PlanFrame(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
+    """From rank 0 to each of the others: one step. Answered by ``Transferred`` if it moves KV."""
 
     plan: StepPlan
     sampled: tuple[SampledToken, ...]
     """By rank 0, in the step before."""
 
 
+class JoinArena(msgspec.Struct, frozen=True, array_like=True, tag="join"):
+    """From rank 0 to each of the others: later plans move KV. Answered by ``Joined``."""
+
+    layout: ImageLayout
+    socket_path: str
+    """Of the node's cache."""
+
+
+class Transferred(msgspec.Struct, frozen=True, array_like=True, tag="transferred"):
+    """To rank 0: the stores of this rank's shards are done, and so are its loads."""
+
+    step_id: int
+    failed_loads: tuple[int, ...]
+    """Indices into the plan's ``loads``."""
+
+
+class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
+    """To rank 0."""
+
+    reason_against: str | None = None
+    """Why this rank can't use the arena."""
+
+
 RankCommand = FromGateway | GatewayGone | Record
 RankEvent = Ready | Loaded | Failed | StepReport
+FromLeader = PlanFrame | JoinArena
+FromFollower = Transferred | Joined

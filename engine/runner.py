@@ -95,6 +95,7 @@ def create_runner(
             vocab_size=model_config.vocab_size,
             eos_token_ids=checkpoint.eos_token_ids,
             windows=[group.window for group in geometry.groups],
+            rank=rank.rank,
         )
     else:
         memory = estimate_memory(config, checkpoint)

@@ -135,6 +135,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(sequence.num_tokens for sequence in self.scheduled)
 
+    @property
+    def moves_kv(self) -> bool:
+        """Whether all ranks must have done their part before rank 0 counts on it."""
+        return bool(self.stores or self.loads)
+
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     """A token drawn at the end of a step. As quick to make as a `ScheduledSequence`."""
@@ -191,8 +196,12 @@ class ModelRunner(Protocol):
         """On ranks other than 0, before the next plan: what rank 0 sampled in the last one."""
         ...
 
-    def attach_arena(self, arena: memoryview, layout: ImageLayout) -> None:
-        """Transfers of later plans move KV to and from ``arena``; again when that is another."""
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        """Transfers of later plans move KV to and from ``arena``; again when that is another.
+
+        ``socket_path``: of the node's cache, where ranks other than 0 open the arena themselves.
+        Raises ``TierError`` when one of them can't: no later plan may hold transfers then.
+        """
         ...
 
     def close(self) -> None:

@@ -103,6 +103,8 @@ def load_torch_runner(
             max_num_seqs=config.max_num_seqs,
             max_request_tokens=max_request_tokens,
             is_poisoning=config.debug_poison_freed_blocks,
+            rank=rank.rank,
+            num_threads=config.num_threads,
             probe=probe,
         )
 

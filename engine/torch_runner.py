@@ -4,19 +4,30 @@ Must not know requests: a sequence is a slot, its block tables and a few numbers
 several ranks runs like the only one; the model and ``RowOutputs`` know the difference.
 """
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from cache_tiers.block_image import ImageLayout
 from engine.attention.base import IntArray, RaggedBatch
 from engine.errors import StepOutOfMemory
 from engine.kv_geometry import KvGeometry
+from engine.kv_images import RankImages
 from engine.kv_pool import KvPool
+from engine.kv_transfer import KvTransfer
 from engine.memory_errors import is_out_of_memory
 from engine.row_outputs import RowOutputs
 from engine.slot_tables import SlotTables
-from engine.step import SampledToken, ScheduledSequence, StepPlan, StepResult
+from engine.step import (
+    BlockTransfer,
+    PromptLogprobs,
+    SampledToken,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
 from engine.step_model import StepModel
 from engine.step_probe import StepProbe
 
@@ -34,13 +45,19 @@ class TorchRunner:
         max_num_seqs: int,
         max_request_tokens: int,
         is_poisoning: bool,
+        rank: int = 0,
+        num_threads: int = 1,
         probe: StepProbe | None = None,
     ) -> None:
+        """``num_threads``: that copy KV."""
         self._probe = probe or StepProbe()
         self._model = model
         self._kv_pool = kv_pool
         self._outputs = outputs
         self._is_poisoning = is_poisoning
+        self._rank = rank
+        self._num_threads = num_threads
+        self._transfer: KvTransfer | None = None
         self._tables = SlotTables(geometry, num_slots=max_num_seqs, max_len=max_request_tokens)
         self._last_sampled: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         if is_poisoning:
@@ -63,29 +80,76 @@ class TorchRunner:
             # known.
             self._last_sampled[token.slot] = max(0, token.token_id)
 
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        """Of this rank alone, which needs no ``socket_path``."""
+        self._detach_arena()
+        images = RankImages(arena, layout, self._rank)
+        self._transfer = KvTransfer(self._kv_pool, images, num_threads=self._num_threads)
+
     def close(self) -> None:
+        self._detach_arena()
         del self._model, self._kv_pool, self._outputs
 
     def _run(self, plan: StepPlan) -> StepResult:
+        started_s = time.perf_counter()
+        if plan.stores:
+            self._attached.store(plan.stores)
+        transfer_s = time.perf_counter() - started_s
+        self._release(plan)
+        started_s = time.perf_counter()
+        failed_loads = self._load(plan.loads)
+        transfer_s += time.perf_counter() - started_s
         self._apply_deltas(plan)
-        if not plan.scheduled:
-            return StepResult(plan.step_id, ())
-        batches = self._create_batches(plan.scheduled)
-        token_ids = self._input_tokens(plan.scheduled)
+        sampled, prompt_logprobs = self._compute(plan.scheduled)
+        differing = self._attached.compare(plan.comparisons) if plan.comparisons else ()
+        return StepResult(
+            plan.step_id,
+            sampled,
+            prompt_logprobs,
+            failed_loads=failed_loads,
+            transfer_s=transfer_s,
+            differing=differing,
+        )
+
+    @property
+    def _attached(self) -> KvTransfer:
+        assert self._transfer is not None, "a plan moves KV, but no arena was attached"
+        return self._transfer
+
+    def _detach_arena(self) -> None:
+        if self._transfer is not None:
+            self._transfer.close()
+            self._transfer = None
+
+    def _load(self, loads: Sequence[BlockTransfer]) -> tuple[int, ...]:
+        failed = self._attached.load(loads) if loads else ()
+        if self._is_poisoning and failed:
+            self._kv_pool.poison([loads[index].block_id for index in failed])
+        return failed
+
+    def _compute(
+        self, scheduled: Sequence[ScheduledSequence]
+    ) -> tuple[tuple[SampledToken, ...], tuple[PromptLogprobs, ...]]:
+        if not scheduled:
+            return (), ()
+        batches = self._create_batches(scheduled)
+        token_ids = self._input_tokens(scheduled)
         with self._probe.part("model"):
             hidden = self._model.forward(token_ids, batches)
         with self._probe.part("outputs"):
-            sampled = self._outputs.sample(plan.scheduled, batches[0], hidden)
-            prompt_logprobs = self._outputs.score_prompts(plan.scheduled, batches[0], hidden)
+            sampled = self._outputs.sample(scheduled, batches[0], hidden)
+            prompt_logprobs = self._outputs.score_prompts(scheduled, batches[0], hidden)
         self.take_sampled(sampled)
-        return StepResult(plan.step_id, sampled, prompt_logprobs)
+        return sampled, prompt_logprobs
 
-    def _apply_deltas(self, plan: StepPlan) -> None:
+    def _release(self, plan: StepPlan) -> None:
         for slot in plan.released_slots:
             self._tables.clear(slot)
             self._outputs.release(slot)
         if self._is_poisoning and plan.freed_block_ids:
             self._kv_pool.poison(plan.freed_block_ids)
+
+    def _apply_deltas(self, plan: StepPlan) -> None:
         if plan.block_copies:
             self._kv_pool.copy(plan.block_copies)
         for admission in plan.admissions:

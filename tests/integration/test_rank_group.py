@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cache_tiers.block_image import ImageLayout
 from engine.broadcast_runner import BroadcastRunner
 from engine.config import EngineConfig, EngineSpec, PacedConfig, RankSpec
 from engine.errors import EngineStartError
@@ -166,6 +167,9 @@ class FakeRunner:
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         pass
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        raise AssertionError("no plan here moves KV")
 
     def close(self) -> None:
         pass

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from cache_tiers.block_image import ImageLayout
 from cache_tiers.keys import KeySalt, block_keys, root_key
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
@@ -138,6 +139,9 @@ class RecordingRunner:
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self.inner.take_sampled(sampled)
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        self.inner.attach_arena(arena, layout, socket_path)
 
     def close(self) -> None:
         self.inner.close()

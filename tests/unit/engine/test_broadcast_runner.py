@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.broadcast_runner import BroadcastRunner, RanksOutOfStep
+from cache_tiers.block_image import ImageLayout
+from engine.broadcast_runner import BroadcastRunner
 from engine.errors import StepOutOfMemory
+from engine.follower_link import RanksOutOfStep
 from engine.follower_loop import FollowerLoop
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.step import (
@@ -42,6 +44,9 @@ class Recorder:
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self.calls.append(tuple(sampled))
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        raise AssertionError("no plan here moves KV")
 
     def close(self) -> None:
         pass

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from cache_tiers.block_image import ImageLayout
 from engine.engine import Engine
 from engine.messages import KEY_STRIDE, EngineRequest, FinishReason
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
@@ -291,6 +292,9 @@ class FailingRunner:
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self.inner.take_sampled(sampled)
 
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        self.inner.attach_arena(arena, layout, socket_path)
+
     def close(self) -> None:
         self.inner.close()
 
@@ -384,6 +388,9 @@ class NanRunner:
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self.inner.take_sampled(sampled)
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        self.inner.attach_arena(arena, layout, socket_path)
 
     def close(self) -> None:
         self.inner.close()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cache_tiers.block_image import ImageLayout
 from engine.messages import FinishReason, TokenLogprobs
 from engine.step import PromptLogprobs, SampledToken, StepPlan, StepResult
 from tests.unit.engine.fakes import (
@@ -149,6 +150,9 @@ def test_a_runner_that_answers_other_log_probabilities_fails_the_step(
         def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
             self.inner.take_sampled(sampled)
 
+        def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+            self.inner.attach_arena(arena, layout, socket_path)
+
         def close(self) -> None:
             self.inner.close()
 
@@ -165,6 +169,9 @@ def test_log_probabilities_that_nobody_asked_for_fail_the_step() -> None:
 
         def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
             pass
+
+        def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+            raise AssertionError("no plan here moves KV")
 
         def close(self) -> None:
             pass

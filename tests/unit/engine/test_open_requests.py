@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_tiers.block_image import ImageLayout
 from cache_tiers.keys import BlockKey, block_keys
 from engine.config import EngineConfig, PacedConfig
 from engine.credits import CreditLedger
@@ -38,6 +39,9 @@ class Breakable:
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self.inner.take_sampled(sampled)
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        self.inner.attach_arena(arena, layout, socket_path)
 
     def close(self) -> None:
         self.inner.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
+from cache_tiers.block_image import ImageLayout
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
 from engine.errors import EngineDeadError
@@ -55,6 +56,9 @@ class Breakable:
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self.inner.take_sampled(sampled)
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        self.inner.attach_arena(arena, layout, socket_path)
 
     def close(self) -> None:
         self.inner.close()

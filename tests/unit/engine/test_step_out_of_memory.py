@@ -7,6 +7,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from cache_tiers.block_image import ImageLayout
 from engine.errors import StepOutOfMemory
 from engine.messages import FinishReason
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
@@ -62,6 +63,9 @@ class ForgetfulRunner:
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self.inner.take_sampled(sampled)
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        self.inner.attach_arena(arena, layout, socket_path)
 
     def close(self) -> None:
         self.inner.close()

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from cache_tiers.block_image import ImageLayout
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
 from engine.errors import WarmUpError
@@ -34,6 +35,9 @@ class Recorder:
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self._runner.take_sampled(sampled)
 
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        self._runner.attach_arena(arena, layout, socket_path)
+
     def close(self) -> None:
         self._runner.close()
 
@@ -44,6 +48,9 @@ class Broken:
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         pass
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        raise AssertionError("no plan here moves KV")
 
     def close(self) -> None:
         pass

@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from cache_tiers.block_image import ImageLayout
 from engine.collectives import Collectives
 from engine.config import RankSpec
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
@@ -82,14 +84,20 @@ class RankThreads:
         leader, *followers = self._runners
         followed = [self._pool.submit(self._follow, runner, plan) for runner in followers]
         result = leader.execute(plan)
-        assert [future.result() for future in followed] == [StepResult(plan.step_id, ())] * len(
-            followers
-        )
+        failed = set(result.failed_loads)
+        for future in followed:
+            other = future.result()
+            assert (other.step_id, other.sampled) == (plan.step_id, ())
+            failed.update(other.failed_loads)
         self._sampled = result.sampled
-        return result
+        return replace(result, failed_loads=tuple(sorted(failed)))
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         raise AssertionError("rank 0 samples")
+
+    def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        for runner in self._runners:
+            runner.attach_arena(arena, layout, socket_path)
 
     def close(self) -> None:
         self._pool.shutdown()
