@@ -38,6 +38,7 @@ from simulator.stretch import Stretch, advance, blocks_needed
 
 _WELL_KNOWN_ERROR = 0.01
 _LOOK_AGAIN_RUNS = 32
+_MIN_DECODE_STEPS = 4
 _NO_TIMEOUT_S = math.inf
 
 
@@ -100,6 +101,8 @@ class PlannedEngine:
         """Who waits can't start before somebody ends or comes."""
         self._classes: set[ServiceClass] = set()
         """Of all that ever came."""
+        self._num_decode_steps_learned = 0
+        """Without prompt tokens."""
         self.num_steps = 0
         self.num_runs = 0
 
@@ -282,6 +285,7 @@ class PlannedEngine:
         self._meter.record(step.ends_s - step.started_s, num_prefill)
         if self._is_worth_learning():
             self._limits.record_time(plan, started_s=step.started_s, ended_s=step.ends_s)
+            self._num_decode_steps_learned += num_prefill == 0
         self._note_blocked(plan, num_prefill, has_freed=bool(progress.ended))
         self._notes.take()
         return progress
@@ -289,9 +293,13 @@ class PlannedEngine:
     def _is_worth_learning(self) -> bool:
         """Whether the engine's own model of step times changes anything, or is yet to be told to
         routers; what is known well is only looked at now and then.
+
+        Steps of decodes alone are waited for: full steps with prompts don't tell what a step costs
+        by itself from what its tokens cost, however small the error.
         """
         model = self._limits.step_times
-        is_known = model.seen >= 1.0 and model.error < _WELL_KNOWN_ERROR
+        has_seen = model.seen >= 1.0 and self._num_decode_steps_learned >= _MIN_DECODE_STEPS
+        is_known = has_seen and model.error < _WELL_KNOWN_ERROR
         return self._has_goals or not is_known or self.num_runs % _LOOK_AGAIN_RUNS == 0
 
     def _note_blocked(self, plan: StepPlan, num_prefill: int, *, has_freed: bool) -> None:

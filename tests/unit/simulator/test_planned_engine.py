@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.messages import ServiceClass
-from tests.unit.simulator.engine_twin import Arrival, Course, run_engine, run_planned
+from tests.unit.simulator.engine_twin import PACED, Arrival, Course, run_engine, run_planned
 
 CONFIG = EngineConfig(
     runner="paced",
@@ -111,3 +111,15 @@ def test_limits_for_the_sake_of_streams_are_learned_nearly_alike(limits: dict[st
     ends = [fmean(c.end_s for c in courses.values()) for courses in (planned, real)]
     assert ttfts[0] == pytest.approx(ttfts[1], rel=0.02)
     assert ends[0] == pytest.approx(ends[1], rel=0.02)
+
+
+def test_what_a_step_costs_by_itself_is_learned_though_full_steps_came_first() -> None:
+    # A queue of prompts keeps steps full; afterwards answers are alone.
+    queue = [Arrival(0.001 * number, 60, 2) for number in range(60)]
+    answers = [Arrival(0.1, 60, 20 + 40 * number) for number in range(4)]
+    _, engine = run_planned(CONFIG, 400, [*queue, *answers])
+
+    load = engine.load_view()
+    assert load.prefill_base_s == pytest.approx(PACED.step_base_s, rel=0.01)
+    assert load.prefill_token_s == pytest.approx(PACED.per_prefill_token_s, rel=0.01)
+    assert engine.num_runs < 0.5 * engine.num_steps  # stretches of decodes pass at once
