@@ -1,0 +1,1 @@
+"""What both sides of a connection between two node caches need."""

@@ -1,0 +1,193 @@
+"""A node's cache for other nodes: lends images and sends them from where they lie.
+
+Runs on the cache's event loop; the sending itself is in threads. Whoever connects has proven to
+know the secret and gets whatever is asked for by its key, within bounds: a client that does not
+read, asks for too much, or says nothing loses its connection, never a lease for longer than
+``PeerLimits.max_answer_s``. Must not know arenas, disks or policies.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import msgspec
+
+from cache_tiers.block_image import BlockImage
+from cache_tiers.keys import BlockKey
+from cache_tiers.messages import PeerAddress
+from cache_tiers.peer.messages import Answer, PeerFailed, PeerLimits, Request
+from cache_tiers.peer.stream import Stream
+from cache_tiers.tier import TierError
+from wire.handshake import Handshake, Role
+
+logger = logging.getLogger(__name__)
+
+
+class Lender(Protocol):
+    """What has images. All calls come from the server's event loop."""
+
+    async def lend(self, fingerprint: bytes, keys: Sequence[BlockKey]) -> list[BlockImage | None]:
+        """Images of that layout, in the order of ``keys``, that stay as they are until they are
+        released; ``None`` for those that are not there, and for all of an unknown layout. One that
+        is cancelled has lent nothing. Raises ``TierError``.
+        """
+        ...
+
+    def release(self, images: Sequence[BlockImage]) -> None:
+        """What was lent is not read any more; called once for each ``lend`` that returned."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerServerStats:
+    """Counted since the start."""
+
+    num_sent: int = 0
+    """Images, each to its end."""
+    num_missing: int = 0
+    num_refused: int = 0
+    """Connections beyond the limit, without the secret, or cut in the middle of something."""
+
+
+class PeerServer:
+    """Call order: ``start``, ``close``. Owner: the node's cache."""
+
+    def __init__(
+        self, lender: Lender, host: str, secret: bytes, limits: PeerLimits | None = None
+    ) -> None:
+        self._lender = lender
+        self._host = host
+        self._secret = secret
+        self._limits = limits or PeerLimits()
+        self._executor = ThreadPoolExecutor(self._limits.max_connections, "peer-server")
+        self._socket: socket.socket | None = None
+        self._acceptor: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._lent_bytes = 0
+        self._stats = PeerServerStats()
+
+    @property
+    def address(self) -> PeerAddress:
+        """Once started."""
+        assert self._socket is not None
+        return PeerAddress(self._host, self._socket.getsockname()[1], self._secret)
+
+    @property
+    def stats(self) -> PeerServerStats:
+        return self._stats
+
+    @property
+    def lent_bytes(self) -> int:
+        """Of answers that are under way."""
+        return self._lent_bytes
+
+    async def start(self) -> None:
+        """Listen on a free port. Raises ``OSError`` if the address is none of this machine's."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        self._socket = socket.create_server((self._host, 0), family=family, backlog=128)
+        self._socket.setblocking(False)
+        self._acceptor = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        """Cut all connections; no lease is left, and no thread."""
+        tasks = [*self._connections, *([self._acceptor] if self._acceptor else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._socket is not None:
+            self._socket.close()
+        await asyncio.to_thread(self._executor.shutdown)
+
+    async def _accept(self) -> None:
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._socket)
+            except OSError as error:  # too many open files, or a client that is gone already
+                logger.warning("cannot accept peers: %s; next try in 1 s", error)
+                await asyncio.sleep(1.0)
+                continue
+            if len(self._connections) >= self._limits.max_connections:
+                self._refuse()
+                sock.close()
+                continue
+            task = asyncio.create_task(self._serve(Stream(sock, self._executor)))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, stream: Stream) -> None:
+        """One connection to its end."""
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                await stream.shake_hands(Handshake(Role.SERVER, self._secret))
+            while (request := await self._next_request(stream)) is not None:
+                async with asyncio.timeout(min(request.timeout_s, self._limits.max_answer_s)):
+                    await self._answer(stream, request)
+        except (PeerFailed, TimeoutError, msgspec.MsgspecError) as error:
+            self._refuse()
+            logger.debug("a peer's connection ended: %s", str(error) or "timed out")
+        except Exception:
+            logger.exception("answering a peer failed")
+        finally:
+            stream.close()
+
+    async def _next_request(self, stream: Stream) -> Request | None:
+        """``None`` when the client has had enough or says nothing."""
+        try:
+            async with asyncio.timeout(self._limits.max_silence_s):
+                frame = await stream.receive_frame()
+        except (PeerFailed, TimeoutError):
+            return None
+        return msgspec.msgpack.decode(frame, type=Request)
+
+    async def _answer(self, stream: Stream, request: Request) -> None:
+        num_free = (self._limits.max_lent_bytes - self._lent_bytes) // request.image_bytes
+        keys = [BlockKey(key) for key in request.keys[:num_free]]
+        reserved_bytes = len(keys) * request.image_bytes
+        self._lent_bytes += reserved_bytes
+        try:
+            async with self._lease(request, keys) as lent:
+                found = [image is not None for image in lent]
+                found += [False] * (len(request.keys) - len(found))
+                answer = msgspec.msgpack.encode(Answer(request.image_bytes, found))
+                images = [image for image in lent if image is not None]
+                await stream.send_images(answer, images if request.with_images else [])
+                self._count(len(images) if request.with_images else 0, found.count(False))
+        finally:
+            self._lent_bytes -= reserved_bytes
+
+    @asynccontextmanager
+    async def _lease(
+        self, request: Request, keys: Sequence[BlockKey]
+    ) -> AsyncIterator[list[BlockImage | None]]:
+        """What there is of ``keys``; nothing of another size than the client expects."""
+        try:
+            lent = await self._lender.lend(request.fingerprint, keys)
+        except TierError as error:
+            logger.debug("nothing to lend: %s", error)
+            yield []
+            return
+        try:
+            yield [
+                image if image and image.layout.image_bytes == request.image_bytes else None
+                for image in lent
+            ]
+        finally:
+            self._lender.release([image for image in lent if image is not None])
+
+    def _count(self, num_sent: int, num_missing: int) -> None:
+        self._stats = replace(
+            self._stats,
+            num_sent=self._stats.num_sent + num_sent,
+            num_missing=self._stats.num_missing + num_missing,
+        )
+
+    def _refuse(self) -> None:
+        self._stats = replace(self._stats, num_refused=self._stats.num_refused + 1)
