@@ -8,13 +8,11 @@ from collections.abc import Mapping
 
 from app.member import Send
 from app.queue import Job
-from app.routing.candidate import HeldPrefix
+from app.routing.candidate import NOTHING_HELD, HeldPrefix
 from app.routing.doubt import HitDoubt
 from app.routing.index import NO_KEYS, HeldKeys, PrefixIndex
 from app.routing.stride_remainder import StrideRemainder
 from engine.messages import KEY_STRIDE, ModelCard
-
-NOTHING_HELD = HeldPrefix()
 
 
 class HeldPrefixes:

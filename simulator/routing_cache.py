@@ -10,6 +10,7 @@ there or nearer, so that one walk along a prompt finds the match of every replic
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 
@@ -83,7 +84,9 @@ class FleetCaches:
                 near.move_to_end(key)
             else:
                 near[key] = None
-                holders[key] = holders.get(key, 0) | bit
+                bits = holders.setdefault(key, bit)
+                if bits != bit:
+                    holders[key] = bits | bit
                 if len(tiers) > 1:
                     self._raise(tiers, key, bit)
         if len(near) > self._capacities[0]:
@@ -128,13 +131,11 @@ class FleetCaches:
         for tier, capacity in enumerate(self._capacities):
             blocks, holders = tiers[tier], self._holders[tier]
             behind = tiers[tier + 1] if tier + 1 < len(tiers) else None
-            for _ in range(len(blocks) - capacity):
-                key, _ = blocks.popitem(last=False)
+            for key in list(islice(blocks, max(0, len(blocks) - capacity))):
+                del blocks[key]
                 # As ``_remove``; a call of its own would cost more than all the rest here.
-                if left := holders[key] & ~bit:
+                if left := holders.pop(key) ^ bit:
                     holders[key] = left
-                else:
-                    del holders[key]
                 if behind is not None:
                     behind[key] = None
 
@@ -147,8 +148,5 @@ def _set(counts: list[int], bits: int, depth: int) -> None:
 
 
 def _remove(holders: dict[bytes, int], key: bytes, bit: int) -> None:
-    left = holders[key] & ~bit
-    if left:
+    if left := holders.pop(key) & ~bit:
         holders[key] = left
-    else:
-        del holders[key]

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.routing.candidate import ALONE, Candidate, Gateways, HeldPrefix, ReplicaRates
+from app.routing.candidate import (
+    ALONE,
+    NOTHING_HELD,
+    Candidate,
+    Gateways,
+    HeldPrefix,
+    ReplicaRates,
+)
 from app.routing.traffic import TrafficMeter
 from simulator.policies.base import Seen
 from simulator.routing_cache import FleetCaches
@@ -130,7 +137,7 @@ class SimulatedGateway:
         caches, size = self._picture.caches, self._block_size
         near = caches.matches(keys)
         if caches.num_tiers == 1:
-            return [HeldPrefix(n, n, n) for n in [count * size for count in near]]
+            return [_held_near(count * size) if count else NOTHING_HELD for count in near]
         host = caches.matches(keys, 1)
         disk = caches.matches(keys, 2) if caches.num_tiers > 2 else host
         return [
@@ -147,3 +154,8 @@ class SimulatedGateway:
         return Candidate(
             name, view, self._block_size, held, num_own, 0, 0, 0, 0, rates, 1.0, self._stale_s
         )
+
+
+def _held_near(num_tokens: int) -> HeldPrefix:
+    """There are no tiers behind the accelerator."""
+    return HeldPrefix(num_tokens, num_tokens, num_tokens)

@@ -30,6 +30,7 @@ class ReplicaLoad:
         "_num_prompt_tokens",
         "_own_ends",
         "_starts",
+        "_view_at_rest",
         "free_at_s",
         "num_active_blocks",
     )
@@ -44,8 +45,11 @@ class ReplicaLoad:
         self._own_ends: list[float] = []
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
+        self._view_at_rest: LoadView | None = None
+        """Until anything comes or ends: what it reports while no prompt waits or is computed."""
 
     def add(self, placement: Placement, *, is_own: bool) -> None:
+        self._view_at_rest = None
         self.free_at_s = max(self.free_at_s, placement.first_token_s)
         self._starts.append(placement.start_s)
         heapq.heappush(self._ends, (placement.end_s, placement.num_blocks))
@@ -62,11 +66,14 @@ class ReplicaLoad:
         ends, starts = self._ends, self._starts
         while ends and ends[0][0] <= now_s:
             self.num_active_blocks -= heapq.heappop(ends)[1]
+            self._view_at_rest = None
+        if self._view_at_rest is not None:
+            return self._view_at_rest
         while starts and starts[0] <= now_s:
             starts.popleft()
         backlog_s = self.free_at_s - now_s
         num_free = capacity_blocks - self.num_active_blocks
-        return LoadView(
+        view = LoadView(
             len(ends) - len(starts),
             len(starts),
             # Transfers that stand before it in the queue count as prefill of that length.
@@ -78,6 +85,9 @@ class ReplicaLoad:
             num_cached_prompt_tokens=self._num_cached_tokens,
             num_empty_blocks=capacity_blocks - num_held_blocks,
         )
+        if backlog_s <= 0.0:
+            self._view_at_rest = view
+        return view
 
     def num_own(self, now_s: float) -> int:
         """In flight, of the gateway that looks."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from app.routing.candidate import RouteRequest, Source, SourceKind
+from app.routing.candidate import Choice, HeldPrefix, RouteRequest, SourceKind
 from engine.seeds import mix64
 from simulator.clock import VirtualClock
 from simulator.errors import FleetSpecError
@@ -63,7 +63,7 @@ class RoutingModel:
         self._outcomes: list[tuple[SimulatedRequest, RequestOutcome]] = []
         self._followers = followers(workload)
         self._num_sent = 0
-        is_exact = spec.num_gateways == 1
+        self._is_exact = is_exact = spec.num_gateways == 1
         self._gateways = [
             SimulatedGateway(
                 rank,
@@ -134,7 +134,7 @@ class RoutingModel:
         replica = self._number_of[choice.candidate.engine_id]
         load = self._truth.loads[replica]
         start_s = max(now_s, load.free_at_s)
-        prefix = self._prefix(request, replica, choice.source, start_s)
+        prefix = self._prefix(request, replica, choice, start_s)
         first_token_s = prefix.ready_s + self._prefill_s(request, prefix.num_cached_tokens)
         end_s = first_token_s + request.num_answer_tokens * self.spec.answer_token_s
         placement = Placement(
@@ -160,12 +160,17 @@ class RoutingModel:
             outcome.first_token_s = first_token_s
 
     def _prefix(
-        self, request: SimulatedRequest, replica: int, source: Source, start_s: float
+        self, request: SimulatedRequest, replica: int, choice: Choice, start_s: float
     ) -> _Prefix:
         """The fastest way to the first token, of those that the engine has."""
-        near, host, disk = self._held(request, replica)
-        if near >= host and near >= disk and source.kind is not SourceKind.PEER:
+        longest = request.num_prompt_tokens - 1  # the last token is computed in any case
+        # What an exact view showed need not be matched again.
+        held = choice.candidate.held if self._is_exact else self._held(request, replica)
+        near = min(longest, held.accelerator_tokens)
+        source = choice.source
+        if near >= held.longest and source.kind is not SourceKind.PEER:
             return _Prefix(near, 0, start_s)
+        host, disk = min(longest, held.host_tokens), min(longest, held.disk_tokens)
         rates = self.spec.rates
         ways = [_Prefix(near, 0, start_s)]
         ready_s = start_s
@@ -179,7 +184,7 @@ class RoutingModel:
         peer = None
         if source.kind is SourceKind.PEER and source.peer_id is not None:
             peer = self._number_of[source.peer_id]
-            remote = max(self._held(request, peer))
+            remote = min(longest, self._held(request, peer).longest)
             if remote > near and rates.peer_tokens_per_s > 0:
                 begin_s = max(start_s, self._link_free_s[peer])
                 ready_s = begin_s + (remote - near) / rates.peer_tokens_per_s
@@ -195,15 +200,14 @@ class RoutingModel:
             self._link_free_s[peer] = best.ready_s
         return best
 
-    def _held(self, request: SimulatedRequest, replica: int) -> tuple[int, int, int]:
-        """Tokens by tier; the prompt's last one is computed in any case."""
+    def _held(self, request: SimulatedRequest, replica: int) -> HeldPrefix:
         caches = self._truth.caches
-        longest = request.num_prompt_tokens - 1
-        counts = [0, 0, 0]
-        for tier in range(caches.num_tiers):
-            num_tokens = caches.match(replica, request.block_keys, tier) * self._block_size
-            counts[tier] = min(longest, num_tokens)
-        return counts[0], counts[1], counts[2]
+        return HeldPrefix(
+            *[
+                caches.match(replica, request.block_keys, tier) * self._block_size
+                for tier in range(caches.num_tiers)
+            ]
+        )
 
     def _prefill_s(self, request: SimulatedRequest, num_cached_tokens: int) -> float:
         return prefill_s(self.spec.rates, request, num_cached_tokens)

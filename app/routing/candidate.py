@@ -3,6 +3,9 @@
 A prompt's KV may lie on a replica's accelerator, in the tiers of its node (CPU memory, NVMe) or
 with a peer, and what lies nowhere is computed. ``Source`` says where a choice takes the beginning
 of the prompt from. A gateway fills in what it knows; a simulator what its replicas would tell.
+
+Of each decision there is one request, and a candidate per replica: they are structs, since one is
+made in a tenth of the time that a frozen dataclass takes.
 """
 
 from collections.abc import Sequence
@@ -37,7 +40,7 @@ class Source(NamedTuple):
 LOCAL = Source()
 
 
-class HeldPrefix(NamedTuple):
+class HeldPrefix(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a prompt, counted from its first, whose KV a replica has, by how far it must reach;
     each counts what lies nearer, too.
     """
@@ -48,7 +51,10 @@ class HeldPrefix(NamedTuple):
 
     @property
     def longest(self) -> int:
-        return max(self)
+        return max(self.accelerator_tokens, self.host_tokens, self.disk_tokens)
+
+
+NOTHING_HELD = HeldPrefix()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +94,7 @@ class Gateways(NamedTuple):
 ALONE = Gateways()
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRequest:
+class RouteRequest(msgspec.Struct, frozen=True, gc=False):
     """What of a request matters for where it goes."""
 
     num_prompt_tokens: int
@@ -108,11 +113,7 @@ class RouteRequest:
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """One replica that could take the request, as seen now.
-
-    Of each decision there is one per replica: a struct is made in a tenth of the time that a frozen
-    dataclass takes.
-    """
+    """One replica that could take the request, as seen now."""
 
     engine_id: str
     load: LoadView

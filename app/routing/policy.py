@@ -16,10 +16,11 @@ from typing import Literal
 from app.routing.candidate import Candidate, Choice, Policy, RouteRequest
 from app.routing.cost import (
     UNKNOWN_PREFILL_TOKENS_PER_S,
+    Pace,
     num_sharing,
     others_loss_s,
+    pace,
     time_to_first_token_s,
-    token_s,
 )
 from app.routing.prefill import Holder, Prefill, cheapest_prefill, longest_holder
 from app.routing.unseen import unseen_requests
@@ -39,15 +40,27 @@ def choose(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
     Precondition: ``candidates`` is not empty.
     """
     usual_rate = usual_tokens_per_s(candidates)
+    paces = [pace(candidate, usual_rate) for candidate in candidates]
     holder = longest_holder(candidates, request.rotation)
     unseen = unseen_requests(request.gateways, candidates)
-    prefills: list[Prefill] = []
-    costs: list[float] = []
-    for candidate, num_unseen in zip(candidates, unseen, strict=True):
-        each_s = token_s(candidate, usual_rate)
-        prefill = cheapest_prefill(request.num_prompt_tokens, candidate, each_s, holder)
-        prefills.append(prefill)
-        costs.append(_cost_s(request, candidate, each_s, prefill, num_unseen))
+    at_least = _lower_bounds(request.num_prompt_tokens, paces, holder)
+    tolerance = 1.0 if request.current is None else 1.0 + STAY_RATIO
+    costs = [math.inf] * len(candidates)
+    prefills: dict[int, Prefill] = {}
+    least = math.inf
+    # The most promising come first: most others can't be as cheap, and need no price.
+    for index in sorted(range(len(candidates)), key=at_least.__getitem__):
+        if at_least[index] > least * tolerance + TIE_S:
+            continue
+        candidate = candidates[index]
+        prefill = cheapest_prefill(
+            request.num_prompt_tokens, candidate, paces[index].token_s, holder
+        )
+        prefills[index] = prefill
+        cost = _cost_s(request, candidate, paces[index], prefill, unseen[index])
+        costs[index] = cost
+        if cost < least:
+            least = cost
     index = _cheapest(request, candidates, costs, holder)
     return Choice(candidates[index], prefills[index].source)
 
@@ -81,9 +94,9 @@ def cost_s(
     """What ``request`` costs there without a peer's help, with ``num_unseen`` requests of other
     gateways before it, and as many behind it.
     """
-    each_s = token_s(candidate, usual_rate)
-    prefill = cheapest_prefill(request.num_prompt_tokens, candidate, each_s)
-    return _cost_s(request, candidate, each_s, prefill, num_unseen)
+    its_pace = pace(candidate, usual_rate)
+    prefill = cheapest_prefill(request.num_prompt_tokens, candidate, its_pace.token_s)
+    return _cost_s(request, candidate, its_pace, prefill, num_unseen)
 
 
 def ttft_s(
@@ -94,29 +107,34 @@ def ttft_s(
     """Estimated seconds from submitting the request there to its first token, from what the
     replica and its node hold.
     """
-    each_s = token_s(candidate, usual_rate)
-    prefill = cheapest_prefill(num_prompt_tokens, candidate, each_s)
-    return time_to_first_token_s(candidate, each_s, prefill)
+    its_pace = pace(candidate, usual_rate)
+    prefill = cheapest_prefill(num_prompt_tokens, candidate, its_pace.token_s)
+    return time_to_first_token_s(candidate, its_pace, prefill, num_sharing(candidate))
 
 
 def usual_tokens_per_s(candidates: Sequence[Candidate]) -> float:
     """The mean of those that have measured their prefill."""
-    rates = [c.load.prefill_tokens_per_s for c in candidates if c.load.prefill_tokens_per_s > 0]
+    rates = [rate for c in candidates if (rate := c.load.prefill_tokens_per_s) > 0]
     return fmean(rates) if rates else UNKNOWN_PREFILL_TOKENS_PER_S
 
 
+def _lower_bounds(
+    num_prompt_tokens: int, paces: Sequence[Pace], holder: Holder | None
+) -> list[float]:
+    """Of costs: what nobody holds has to be computed anywhere, after what waits there."""
+    num_nowhere = max(1.0, num_prompt_tokens - (0.0 if holder is None else holder.num_tokens))
+    return [each.wait_s + num_nowhere * each.token_s for each in paces]
+
+
 def _cost_s(
-    request: RouteRequest,
-    candidate: Candidate,
-    token_s: float,
-    prefill: Prefill,
-    num_unseen: float,
+    request: RouteRequest, candidate: Candidate, pace: Pace, prefill: Prefill, num_unseen: float
 ) -> float:
-    cost = time_to_first_token_s(candidate, token_s, prefill) + others_loss_s(
-        request.num_prompt_tokens, candidate, token_s, prefill
+    num_there = num_sharing(candidate)
+    cost = time_to_first_token_s(candidate, pace, prefill, num_there) + others_loss_s(
+        request.num_prompt_tokens, candidate, pace, prefill, num_there
     )
     if num_unseen > 0:
-        before_s = request.gateways.uncached_tokens * token_s
+        before_s = request.gateways.uncached_tokens * pace.token_s
         cost += num_unseen * (before_s + prefill.transfer_s + prefill.compute_s)
     # No number is a cost without bound: the comparison is false for NaN, too.
     return min(math.inf, cost)
@@ -129,11 +147,14 @@ def _cheapest(
     holder: Holder | None,
 ) -> int:
     least = min(costs)
-    stay_limit = least * (1 + STAY_RATIO) + TIE_S
-    for index, candidate in enumerate(candidates):
-        if candidate.engine_id == request.current and costs[index] <= stay_limit:
-            return index
+    if request.current is not None:
+        stay_limit = least * (1 + STAY_RATIO) + TIE_S
+        for index, candidate in enumerate(candidates):
+            if candidate.engine_id == request.current and costs[index] <= stay_limit:
+                return index
     tied = [index for index, cost in enumerate(costs) if cost <= least + TIE_S]
+    if len(tied) == 1:
+        return tied[0]
     affinity = request.affinity
     if holder is None and affinity is not None:
         # Rendezvous hashing: one place for all gateways, and for most prefixes also when the fleet

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from app.routing.candidate import LOCAL, Candidate, ReplicaRates, Source, SourceKind
 
 _HOST = Source(SourceKind.HOST)
 _DISK = Source(SourceKind.DISK)
 
 
-class Prefill(NamedTuple):
+class Prefill(msgspec.Struct, frozen=True, gc=False):
     """A prefix is transferred from the source, what is missing then is computed."""
 
     source: Source
@@ -31,9 +33,11 @@ def longest_holder(candidates: Sequence[Candidate], rotation: int) -> Holder | N
     most = max(held)
     if most <= 0:
         return None
-    equal = [c for c, num_tokens in zip(candidates, held, strict=True) if num_tokens == most]
-    peer = equal[rotation % len(equal)]
-    return Holder(Source(SourceKind.PEER, peer.engine_id), most)
+    index = held.index(most)
+    if held.count(most) > 1:
+        equal = [index for index, num_tokens in enumerate(held) if num_tokens == most]
+        index = equal[rotation % len(equal)]
+    return Holder(Source(SourceKind.PEER, candidates[index].engine_id), most)
 
 
 def cheapest_prefill(
@@ -43,7 +47,9 @@ def cheapest_prefill(
     nearest. ``token_s``: of each token that it computes.
     """
     rates, held, chance = candidate.rates, candidate.held, candidate.hit_probability
-    near = min(chance * held.accelerator_tokens, num_prompt_tokens)
+    near = chance * held.accelerator_tokens
+    if near > num_prompt_tokens:
+        near = num_prompt_tokens
     source, transfer_s = LOCAL, 0.0
     compute_s = _compute_s(num_prompt_tokens, near, rates, token_s)
     loaded, load_s = near, 0.0
@@ -75,6 +81,8 @@ def _compute_s(
     num_prompt_tokens: int, num_present: float, rates: ReplicaRates, token_s: float
 ) -> float:
     # The last prompt token is always computed, or there would be nothing to sample from.
-    num_missing = max(1.0, num_prompt_tokens - num_present)
+    num_missing = num_prompt_tokens - num_present
+    if num_missing < 1.0:
+        num_missing = 1.0
     depth = num_prompt_tokens - 0.5 * num_missing
     return num_missing * (token_s + rates.prefill_attended_s * depth)

@@ -8,25 +8,40 @@ are fresh, both are next to nothing; when the home is busy, other places are che
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from app.routing.candidate import Candidate, Gateways
 
 
 def unseen_requests(gateways: Gateways, candidates: Sequence[Candidate]) -> list[float]:
     """Of others, as expected on each of ``candidates``."""
-    num_replicas = len(candidates)
     if gateways.number < 2 or gateways.requests_per_s <= 0:
-        return [0.0] * num_replicas
-    by_id = sorted(range(num_replicas), key=lambda index: candidates[index].engine_id)
+        return [0.0] * len(candidates)
+    per_s = gateways.requests_per_s * gateways.number
+    shares = _shares_of_others(
+        gateways.rank % gateways.number,
+        gateways.number,
+        tuple([candidate.engine_id for candidate in candidates]),
+    )
+    return [
+        per_s * share * candidate.age_s for share, candidate in zip(shares, candidates, strict=True)
+    ]
+
+
+@lru_cache(maxsize=64)
+def _shares_of_others(
+    rank: int, num_gateways: int, engine_ids: tuple[str, ...]
+) -> tuple[float, ...]:
+    """Of the fleet, that lie in each of ``engine_ids`` and in homes of others than ``rank``."""
+    num_replicas = len(engine_ids)
     # The fleet is a line from 0 to 1, cut evenly into replicas and into homes.
-    home_length = 1 / gateways.number
-    home_start = (gateways.rank % gateways.number) * home_length
+    home_length = 1 / num_gateways
+    home_start = rank * home_length
     length = 1 / num_replicas
-    unseen = [0.0] * num_replicas
+    shares = [0.0] * num_replicas
+    by_id = sorted(range(num_replicas), key=engine_ids.__getitem__)
     for place, index in enumerate(by_id):
         start = place * length
         own = min(start + length, home_start + home_length) - max(start, home_start)
-        not_own = max(0.0, length - max(0.0, own))
-        per_s = gateways.requests_per_s * gateways.number * not_own
-        unseen[index] = per_s * candidates[index].age_s
-    return unseen
+        shares[index] = max(0.0, length - max(0.0, own))
+    return tuple(shares)

@@ -7,13 +7,15 @@ is drawn at random comes from ``RouteRequest.rotation``. Must not know who repla
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from app.routing.candidate import Candidate, Choice, RouteRequest
 from engine.seeds import mix64
 
 
-class Seen(NamedTuple):
+class Seen(msgspec.Struct, frozen=True, gc=False):
     """One replica that could take the request."""
 
     candidate: Candidate
