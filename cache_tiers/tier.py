@@ -42,6 +42,10 @@ class Tier(Protocol):
     """Call order: ``open`` once, the rest in any order and side by side, ``close``. All run on one
     event loop and never block it; a call that is cancelled leaves the memory given to it alone
     before the cancellation is done.
+
+    A transport that moves images between nodes by other means (NIXL, Ray Direct Transport) is one
+    more implementation of kind ``PEER``: it goes where ``PeerTier`` is made, and nothing else
+    changes.
     """
 
     @property

@@ -53,7 +53,8 @@ class Stream:
             try:
                 answer = handshake.receive(frame)
             except HandshakeError as error:
-                await self.send_frame(refusal(error))
+                with contextlib.suppress(PeerFailed):
+                    await self.send_frame(refusal(error))
                 raise PeerFailed(str(error)) from error
             if answer is not None:
                 await self.send_frame(answer)
@@ -123,15 +124,16 @@ class Stream:
         self._socket.setblocking(True)
         future = self._loop.run_in_executor(self._executor, function)
         try:
-            result = await asyncio.shield(future)
+            await asyncio.wait([future])
         except asyncio.CancelledError:
             self.interrupt()
             while not future.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([future])
+            future.exception()  # marks it as seen
             raise
         self._socket.setblocking(False)
-        return result
+        return future.result()
 
 
 @contextlib.contextmanager

@@ -34,9 +34,12 @@ class Streams:
     async def borrow(self) -> AsyncIterator[Stream]:
         """A stream for one request; it is kept unless the body raises. Raises ``PeerFailed``."""
         async with self._free:
-            stream = self._take_idle() or await self._dial()
+            idle = self._take_idle()
+            stream = idle or self._make()
             self._busy.add(stream)
             try:
+                if idle is None:
+                    await self._dial(stream)
                 yield stream
             except BaseException:
                 stream.close()
@@ -67,18 +70,17 @@ class Streams:
             stream.close()
         return None
 
-    async def _dial(self) -> Stream:
-        host, port = self._address.host, self._address.port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        stream = Stream(socket.socket(family, socket.SOCK_STREAM), self._executor)
+    def _make(self) -> Stream:
+        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
+        return Stream(socket.socket(family, socket.SOCK_STREAM), self._executor)
+
+    async def _dial(self, stream: Stream) -> None:
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
-                await stream.connect(host, port)
+                await stream.connect(self._address.host, self._address.port)
                 await stream.shake_hands(Handshake(Role.CLIENT, self._address.secret))
-        except BaseException as error:
-            stream.close()
-            if isinstance(error, TimeoutError):
-                seconds = self._limits.connect_timeout_s
-                raise PeerFailed(f"it did not answer within {seconds:g} s") from error
-            raise
-        return stream
+        except TimeoutError as error:
+            seconds = self._limits.connect_timeout_s
+            raise PeerFailed(f"it did not answer within {seconds:g} s") from error
+        if self._is_closed:
+            raise PeerFailed("this side has closed")
