@@ -1,0 +1,1 @@
+"""The parts of the disk tier; ``cache_tiers.disk_tier`` is what others use."""

@@ -1,0 +1,383 @@
+"""One folder of the disk tier: its index, its threads, and what goes wrong with its device.
+
+The index belongs to the event loop; threads only move bytes. Reads have threads of their own, so
+that a prompt that waits is not behind what is written. Must not know other folders.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cache_tiers.block_image import BlockImage, ImageLayout
+from cache_tiers.disk import requests
+from cache_tiers.disk.files import Files, is_aligned
+from cache_tiers.disk.health import Health
+from cache_tiers.disk.journal import Journal
+from cache_tiers.disk.recovery import quarantine_name, recover
+from cache_tiers.disk.requests import Move, Outcome, Request, plan_requests
+from cache_tiers.disk.segment import Segment
+from cache_tiers.disk.segment_table import Held, Place, SegmentTable
+from cache_tiers.disk.stats import DiskCounters
+from cache_tiers.keys import BlockKey
+from cache_tiers.tier import Lookup, TierError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+IsCancelled = Callable[[], bool]
+
+_NUM_READERS = 4
+_NUM_WRITERS = 2
+_MAX_QUARANTINED_FILES = 2
+_REWRITE_FACTOR = 4
+_REWRITE_MIN_RECORDS = 4096
+
+
+class Folder:
+    """``open`` on any thread, the rest on the event loop."""
+
+    def __init__(
+        self,
+        path: Path,
+        files: Files,
+        max_bytes: int,
+        segment_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.max_bytes = max_bytes
+        self.counters = DiskCounters()
+        self._path = path
+        self._files = files
+        self._journal = Journal(files)
+        self._table = SegmentTable(max_bytes, segment_bytes, self._journal.add)
+        self._writing = Health(f"storing in {path}", clock)
+        self._growing = Health(f"making a segment file in {path}", clock)
+        self._grow_lock = asyncio.Lock()
+        self._storing: set[tuple[ImageLayout, BlockKey]] = set()
+        self._quarantined: dict[str, int] = {}
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "disk-read")
+        self._writers = ThreadPoolExecutor(_NUM_WRITERS, "disk-write")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rewriting = False
+
+    def recover(self) -> None:
+        """Find what an earlier process left; blocks. Raises ``OSError``."""
+        recovered = recover(self._files, self._journal, self._table)
+        self._journal.flush()
+        self._quarantined = recovered.quarantined
+        self.counters.recovered = self._table.num_images
+        self.counters.damaged_records = recovered.num_damaged_records
+        self.counters.lost_segments = recovered.num_lost_segments
+        if recovered.num_damaged_records or recovered.num_lost_segments:
+            logger.warning(
+                "%s: %d records of the index were damaged, %d segment files lost or too short; %d "
+                "images are left",
+                self._path,
+                recovered.num_damaged_records,
+                recovered.num_lost_segments,
+                self._table.num_images,
+            )
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing is stored for now."""
+        return None if self._writing.is_open else self._writing.reason
+
+    @property
+    def num_images(self) -> int:
+        return self._table.num_images
+
+    @property
+    def used_bytes(self) -> int:
+        return self._table.used_bytes
+
+    @property
+    def journal_records(self) -> int:
+        return self._journal.num_records
+
+    def held(self) -> Iterator[Held]:
+        """All images."""
+        return self._table.held()
+
+    def find(self, layout: ImageLayout, key: BlockKey) -> Lookup:
+        """What is known of an image."""
+        if self._table.locate(layout, key) is not None:
+            return Lookup.HIT
+        return Lookup.PENDING if (layout, key) in self._storing else Lookup.MISS
+
+    def free_images(self, layout: ImageLayout) -> int:
+        """How many more images there is room for."""
+        return self._table.free_images(layout, can_grow=self._growing.is_open)
+
+    def neighbours(self, layout: ImageLayout, key: BlockKey) -> list[BlockKey]:
+        """All keys of the segment where an image lies: it is free for other layouts once they are
+        all evicted.
+        """
+        place = self._table.locate(layout, key)
+        return [] if place is None else [each for each in place.segment.keys if each is not None]
+
+    def evict(self, layout: ImageLayout, key: BlockKey) -> None:
+        """Give up an image, if it is here."""
+        place = self._table.locate(layout, key)
+        if place is not None:
+            self._table.drop(place)
+            self.counters.evicted += 1
+
+    def discard(self, layout: ImageLayout, key: BlockKey) -> None:
+        """An image that is here is not what it should be: never use its slot again."""
+        place = self._table.locate(layout, key)
+        if place is not None:
+            self._condemn(place)
+
+    async def load(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> list[bool]:
+        """As ``Tier.load``; returns only when no thread touches the images any more."""
+        found = [(index, self._locate(image), image) for index, image in enumerate(images)]
+        moves = [Move(index, place, image) for index, place, image in found if place is not None]
+        self.counters.missed += len(images) - len(moves)
+        for move in moves:
+            move.place.segment.begin_read(move.place.slot)
+        are_loaded = [False] * len(images)
+        try:
+            planned = plan_requests(moves)
+            jobs = [partial(requests.read, self._files, each, is_cancelled) for each in planned]
+            for request, outcomes in zip(planned, await _run(self._readers, jobs), strict=True):
+                for move, outcome in zip(request.moves, outcomes, strict=True):
+                    are_loaded[move.index] = outcome is Outcome.SOUND
+                    self._settle(move, outcome)
+        finally:
+            for move in moves:
+                move.place.segment.end_read(move.place.slot)
+        return are_loaded
+
+    async def store(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> list[bool]:
+        """As ``Tier.store``, of images of one layout, none of which is held or on its way in."""
+        layout = images[0].layout
+        if self.refusal is not None:
+            raise TierError(self.refusal)
+        names = {(layout, image.key) for image in images}
+        self._storing |= names
+        try:
+            places = await self._reserve(layout, len(images))
+            self.counters.refused += len(images) - len(places)
+            if not places and self._growing.reason:
+                raise TierError(self._growing.reason)
+            moves = [
+                Move(index, place, image)
+                for index, (place, image) in enumerate(zip(places, images, strict=False))
+            ]
+            stored = await self._write(moves, is_cancelled)
+        finally:
+            self._storing -= names
+        self._rewrite_if_long()
+        return [index in stored for index in range(len(images))]
+
+    async def close(self) -> None:
+        """Write down what is pending, and let another process have the folder."""
+        await asyncio.gather(*self._tasks)
+        try:
+            await asyncio.to_thread(self._journal.sync)
+        except OSError as error:
+            self._writing.failed(error)
+        await asyncio.to_thread(self.shut)
+
+    def shut(self) -> None:
+        """End the threads and unlock the folder; blocks."""
+        self._readers.shutdown()
+        self._writers.shutdown()
+        self._files.close()
+
+    def _locate(self, image: BlockImage) -> Place | None:
+        place = self._table.locate(image.layout, image.key)
+        if place is None or place.segment.num_tokens[place.slot] != image.num_tokens:
+            return None
+        self._check_memory(image)
+        return place
+
+    def _check_memory(self, image: BlockImage) -> None:
+        assert len(image.memory) == image.layout.image_bytes, "an image's memory has another size"
+        assert not self._files.is_direct or is_aligned(image.memory), "memory must be page-aligned"
+
+    def _settle(self, move: Move, outcome: Outcome) -> None:
+        image_bytes = move.image.layout.image_bytes
+        match outcome:
+            case Outcome.SOUND:
+                self.counters.loaded += 1
+                self.counters.read_bytes += image_bytes
+            case Outcome.FAILED:
+                self.counters.failed_loads += 1
+            case Outcome.UNSOUND | Outcome.GONE:
+                if outcome is Outcome.GONE:
+                    self.counters.gone += 1
+                # Else somebody was quicker.
+                if self._is_at(move):
+                    if outcome is Outcome.GONE:
+                        self._table.drop(move.place)
+                    else:
+                        self._condemn(move.place)
+
+    def _is_at(self, move: Move) -> bool:
+        return self._table.locate(move.image.layout, move.image.key) == move.place
+
+    def _condemn(self, place: Place) -> None:
+        self.counters.unsound += 1
+        logger.warning(
+            "%s: an image in %s is not what was stored; it is dropped and its place not used again",
+            self._path,
+            place.segment.name,
+        )
+        self._table.condemn(place)
+        if self._table.is_suspect(place.segment):
+            self._quarantine(place.segment)
+        self._start(self._flush())
+
+    def _quarantine(self, segment: Segment) -> None:
+        logger.warning("%s: %s is put into quarantine", self._path, segment.name)
+        self.counters.quarantined_segments += 1
+        self._table.retire(segment)
+        self._quarantined[quarantine_name(segment)] = segment.num_bytes
+        self._table.used_bytes += segment.num_bytes
+        self._start(self._move_to_quarantine(segment))
+
+    async def _move_to_quarantine(self, segment: Segment) -> None:
+        jobs = [partial(self._files.rename, segment.name, quarantine_name(segment))]
+        while len(self._quarantined) > _MAX_QUARANTINED_FILES:
+            name = next(iter(self._quarantined))
+            self._table.used_bytes -= self._quarantined.pop(name)
+            jobs.append(partial(self._files.remove, name))
+        try:
+            await _run(self._writers, jobs)
+        except OSError as error:
+            logger.warning("%s: quarantine of %s fails (%s)", self._path, segment.name, error)
+
+    async def _flush(self) -> None:
+        try:
+            await _run(self._writers, [self._journal.flush])
+        except OSError as error:
+            self._writing.failed(error)
+
+    async def _reserve(self, layout: ImageLayout, num: int) -> list[Place]:
+        async with self._grow_lock:
+            places = self._table.take(layout, num)
+            while len(places) < num and self._growing.is_open and await self._grow(layout):
+                places += self._table.take(layout, num - len(places))
+            return places
+
+    async def _grow(self, layout: ImageLayout) -> bool:
+        spare = self._table.spare(layout)
+        while (segment := self._table.next_segment(layout)) is None and spare:
+            await self._remove(spare.pop())
+        if segment is None:
+            return False
+        try:
+            job = partial(self._files.preallocate, segment.name, segment.num_bytes)
+            await _run(self._writers, [job])
+        except OSError as error:
+            self._growing.failed(error)
+            return False
+        self._growing.succeeded()
+        self._table.create(segment)
+        return True
+
+    async def _remove(self, segment: Segment) -> None:
+        self._table.retire(segment)
+        try:
+            await _run(self._writers, [partial(self._files.remove, segment.name)])
+        except OSError as error:
+            logger.warning("%s: %s stays behind (%s)", self._path, segment.name, error)
+
+    async def _write(self, moves: Sequence[Move], is_cancelled: IsCancelled) -> set[int]:
+        for move in moves:
+            self._check_memory(move.image)
+        planned = plan_requests(moves)
+        jobs = [partial(self._write_request, each, is_cancelled) for each in planned]
+        written: list[Move] = []
+        last_error: OSError | None = None
+        for request, error in zip(planned, await _run(self._writers, jobs), strict=True):
+            last_error = error or last_error
+            for move in request.moves:
+                if error is None and self._fill(move):
+                    written.append(move)
+                else:
+                    self._give_back(move.place, error)
+        try:
+            await _run(self._writers, [self._journal.flush])
+        except OSError as error:
+            last_error = error
+            for move in filter(self._is_at, written):
+                self._table.drop(move.place)
+            written.clear()
+        self._record_stores(moves, written, last_error)
+        return {move.index for move in written}
+
+    def _record_stores(
+        self, moves: Sequence[Move], written: Sequence[Move], error: OSError | None
+    ) -> None:
+        self.counters.stored += len(written)
+        self.counters.failed_stores += len(moves) - len(written)
+        self.counters.written_bytes += sum(move.image.layout.image_bytes for move in written)
+        if error is None:
+            if written:
+                self._writing.succeeded()
+            return
+        if not isinstance(error, _Cancelled):
+            self._writing.failed(error)
+            if not written:
+                raise TierError(self._writing.reason) from error
+
+    def _write_request(self, request: Request, is_cancelled: IsCancelled) -> OSError | None:
+        if is_cancelled():
+            return _Cancelled()
+        try:
+            # Nothing may be found any more in a slot that is written over.
+            self._journal.flush()
+            requests.write(self._files, request)
+        except OSError as error:
+            return error
+        return None
+
+    def _fill(self, move: Move) -> bool:
+        return self._table.fill(move.place, move.image.key, move.image.num_tokens)
+
+    def _give_back(self, place: Place, error: OSError | None) -> None:
+        if error is not None and requests.is_medium_bad(error):
+            self._table.condemn(place)
+        else:
+            place.segment.release(place.slot)
+
+    def _rewrite_if_long(self) -> None:
+        limit = _REWRITE_FACTOR * self._table.num_records + _REWRITE_MIN_RECORDS
+        if not self._rewriting and self._journal.num_records > limit:
+            self._rewriting = True
+            self._journal.begin_rewrite()
+            self._start(self._rewrite())
+
+    async def _rewrite(self) -> None:
+        try:
+            await _run(self._writers, [partial(self._journal.rewrite, self._table.records())])
+            self.counters.rewrites += 1
+        except OSError as error:
+            self._writing.failed(error)
+        finally:
+            self._rewriting = False
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Cancelled(OSError):
+    """Not written, since nobody wants it any more."""
+
+
+async def _run(threads: ThreadPoolExecutor, jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """All jobs side by side; raises the first error, when all have ended."""
+    loop = asyncio.get_running_loop()
+    futures = [loop.run_in_executor(threads, job) for job in jobs]
+    if futures:
+        await asyncio.wait(futures)
+    return [future.result() for future in futures]
