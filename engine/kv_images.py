@@ -3,8 +3,6 @@
 Planning and runners make them alike. Must not know who moves what, nor when.
 """
 
-from dataclasses import dataclass
-
 from cache_tiers.block_image import BlockImage, ImageLayout, make_fingerprint
 from cache_tiers.keys import BlockKey
 from engine.config import EngineConfig
@@ -51,39 +49,32 @@ def image_layout(config: EngineConfig, geometry: KvGeometry, root_key: bytes) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
 class RankImages:
     """The images in an arena, as one rank sees them."""
 
-    arena: memoryview
-    layout: ImageLayout
-    rank: int
+    def __init__(self, arena: memoryview, layout: ImageLayout, rank: int) -> None:
+        self.layout = layout
+        self.rank = rank
+        self.arena = arena
+        self._image_bytes = layout.image_bytes
+        self._max_offset = len(arena) - layout.image_bytes
 
-    def shard(self, transfer: BlockTransfer) -> memoryview:
-        """The bytes of this rank."""
-        return self._image(transfer).shard(self.rank)
+    def find(self, transfer: BlockTransfer) -> BlockImage | None:
+        """None: no image can lie there."""
+        begin = transfer.offset
+        if not 0 <= begin <= self._max_offset:
+            return None
+        memory = self.arena[begin : begin + self._image_bytes]
+        return BlockImage(self.layout, memory, BlockKey(transfer.key), transfer.num_tokens)
 
-    def seal(self, transfer: BlockTransfer) -> None:
-        """Call when the shard's bytes are in place."""
-        image = self._image(transfer)
+    def at(self, transfer: BlockTransfer) -> BlockImage:
+        """Where to store it."""
+        image = self.find(transfer)
+        assert image is not None, f"a slot at {transfer.offset} is not of this arena"
+        return image
+
+    def seal(self, image: BlockImage) -> None:
+        """Call when the bytes of this rank's shard are in place."""
         image.seal_shard(self.rank)
         if self.rank == 0:
             image.write_footer()
-
-    def is_sound(self, transfer: BlockTransfer) -> bool:
-        """Whether the shard is what the transfer wants, as it was sealed."""
-        return self.holds(transfer) and self._image(transfer).is_shard_sound(self.rank)
-
-    def holds(self, transfer: BlockTransfer) -> bool:
-        """Whether there is a place for the image."""
-        return 0 <= transfer.offset <= len(self.arena) - self.layout.image_bytes
-
-    def _image(self, transfer: BlockTransfer) -> BlockImage:
-        assert self.holds(transfer), f"no image of the arena begins at {transfer.offset}"
-        end = transfer.offset + self.layout.image_bytes
-        return BlockImage(
-            self.layout,
-            self.arena[transfer.offset : end],
-            BlockKey(transfer.key),
-            transfer.num_tokens,
-        )

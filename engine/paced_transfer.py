@@ -23,20 +23,22 @@ class PacedTransfer:
     def store(self, transfers: Sequence[BlockTransfer]) -> None:
         """Write the images of blocks; they are complete when this returns."""
         for transfer in transfers:
-            shard = self._images.shard(transfer)
+            image = self._images.at(transfer)
             self._kv.write_image(transfer.block_id, transfer.num_tokens, self._memory)
-            shard[:] = self._memory
-            self._images.seal(transfer)
+            image.shard(self._images.rank)[:] = self._memory
+            self._images.seal(image)
 
     def load(self, transfers: Sequence[BlockTransfer]) -> tuple[int, ...]:
         """Fill blocks from images; indices of those that are not what they should be, whose blocks
         are then empty.
         """
+        rank = self._images.rank
         failed = []
         for index, transfer in enumerate(transfers):
-            if self._images.holds(transfer):
-                self._memory[:] = self._images.shard(transfer)
-            if self._images.is_sound(transfer):
+            image = self._images.find(transfer)
+            if image is not None:
+                self._memory[:] = image.shard(rank)
+            if image is not None and image.is_shard_sound(rank):
                 self._kv.read_image(transfer.block_id, transfer.num_tokens, self._memory)
             else:
                 self._kv.clear([transfer.block_id])
@@ -50,6 +52,10 @@ class PacedTransfer:
         )
 
     def _is_same(self, transfer: BlockTransfer) -> bool:
-        return self._images.is_sound(transfer) and self._kv.equals_image(
-            transfer.block_id, transfer.num_tokens, self._images.shard(transfer)
+        rank = self._images.rank
+        image = self._images.find(transfer)
+        return (
+            image is not None
+            and image.is_shard_sound(rank)
+            and self._kv.equals_image(transfer.block_id, transfer.num_tokens, image.shard(rank))
         )
