@@ -8,10 +8,9 @@ arenas or who lends.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,8 +23,6 @@ from cache_tiers.peer.stream import Stream
 from cache_tiers.peer.streams import Streams
 from cache_tiers.tier import Lookup, TierError, TierKind
 from cache_tiers.unsound_keys import UnsoundKeys
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +64,27 @@ class PeerTier:
     kind = TierKind.PEER
 
     def __init__(self, address: PeerAddress, limits: PeerLimits | None = None) -> None:
-        self._name = f"{address.host}:{address.port}"
         self._limits = limits or PeerLimits()
         self._streams = Streams(address, self._limits)
-        self._backoff = Backoff()
+        self._backoff = Backoff(f"peer {address.host}:{address.port}")
         self._unsound = UnsoundKeys()
-        self._stats = PeerStats()
+        self._num_loaded = 0
+        self._num_missing = 0
+        self._num_unsound = 0
 
     @property
     def stats(self) -> PeerStats:
-        return self._stats
+        return PeerStats(
+            num_loaded=self._num_loaded,
+            num_missing=self._num_missing,
+            num_unsound=self._num_unsound,
+            num_failures=self._backoff.num_failures,
+            num_spared=self._backoff.num_spared,
+        )
 
     async def find(self, layout: ImageLayout, keys: Sequence[BlockKey]) -> list[Lookup]:
         """A round trip that ``load`` does not need before it."""
-        self._check_backoff()
+        self._backoff.check()
         found: list[bool] = []
         try:
             async with self._stream() as stream:
@@ -88,7 +92,7 @@ class PeerTier:
                     part = keys[begin : begin + MAX_KEYS]
                     found += await self._ask(stream, layout, part, with_images=False)
         except PeerFailed as error:
-            raise self._failed(str(error)) from error
+            raise self._backoff.failed(str(error)) from error
         return [
             Lookup.HIT
             if is_found and (layout.fingerprint, key) not in self._unsound
@@ -98,7 +102,7 @@ class PeerTier:
 
     async def load(self, images: Sequence[BlockImage]) -> list[bool]:
         """All of one layout. Raises ``TierError`` when the peer failed and no image came."""
-        self._check_backoff()
+        self._backoff.check()
         load = _Load(images)
         wanted = [
             index
@@ -112,7 +116,7 @@ class PeerTier:
         if not load.failures:
             self._backoff.succeeded()
             return load.are_sound
-        error = self._failed(load.failures[0])
+        error = self._backoff.failed(load.failures[0])
         if not any(load.are_sound):
             raise error
         return load.are_sound
@@ -183,23 +187,6 @@ class PeerTier:
             self._unsound.add(image)
         if load.unsound:
             load.failures.append(f"{len(load.unsound)} of its images are not what they should be")
-        self._stats = replace(
-            self._stats,
-            num_loaded=self._stats.num_loaded + sum(load.are_sound),
-            num_missing=self._stats.num_missing + load.num_missing,
-            num_unsound=self._stats.num_unsound + len(load.unsound),
-        )
-
-    def _check_backoff(self) -> None:
-        if (pause_s := self._backoff.remaining_s) > 0:
-            self._stats = replace(self._stats, num_spared=self._stats.num_spared + 1)
-            raise TierError(f"peer {self._name} failed shortly before; next try in {pause_s:.1f} s")
-
-    def _failed(self, reason: str) -> TierError:
-        """Count it and leave the peer alone for a while."""
-        self._stats = replace(self._stats, num_failures=self._stats.num_failures + 1)
-        if (pause_s := self._backoff.failed()) is not None:
-            logger.warning(
-                "peer %s: %s; prompts do without it for %g s", self._name, reason, pause_s
-            )
-        return TierError(f"peer {self._name}: {reason}")
+        self._num_loaded += sum(load.are_sound)
+        self._num_missing += load.num_missing
+        self._num_unsound += len(load.unsound)
