@@ -55,12 +55,13 @@ class EngineSession:
         self.layout = opening.layout
         self.model = opening.model
         self.stock = SlotStock(store, opening.layout)
+        self.max_slots = 0
+        """Of the stock; the service says how many."""
         self.fetches = Fetches(store, opening.layout, peers, self.send)
         self._connection = connection
         self._store = store
         self._exports: dict[int, asyncio.Future[None]] = {}
         self._last_export_id = 0
-        self._max_slots = 0
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(EngineToNode).decode
 
@@ -85,10 +86,9 @@ class EngineSession:
         """What several engines are told is encoded once. Never waits."""
         self._connection.send(message)
 
-    def refill(self, max_slots: int) -> None:
-        """Grant what is due, of at most ``max_slots`` from now on."""
-        self._max_slots = max_slots
-        offsets = self.stock.refill(max_slots)
+    def refill(self) -> None:
+        """Grant what is due."""
+        offsets = self.stock.refill(self.max_slots)
         if offsets:
             self.send(Slots(offsets))
 
@@ -144,7 +144,7 @@ class EngineSession:
             if not self.stock.use(stored.offset):
                 raise ProtocolViolation(f"a store to offset {stored.offset}, never granted")
             self._store.commit(self.layout, stored)
-        self.refill(self._max_slots)
+        self.refill()
 
     def _finish_export(self, export_id: int) -> None:
         """Ids that nobody waits for any more are as good as unknown ones: nothing hangs on them."""

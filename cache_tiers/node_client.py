@@ -34,7 +34,8 @@ def connect(socket_path: Path, opening: Open, timeout_s: float) -> NodeLink:
         sock.settimeout(timeout_s)
         sock.connect(str(socket_path))
         sock.sendall(encode_frame(msgspec.msgpack.encode(opening)))
-        return NodeLink(SyncPipe(sock), _map_arena(sock))
+        arena = _map_arena(sock)
+        return NodeLink(SyncPipe(sock), arena)  # last: it makes the socket non-blocking
     except (OSError, ArenaError, TierError, msgspec.MsgspecError) as error:
         sock.close()
         raise TierError(f"no node cache at {socket_path}: {error}") from error

@@ -178,12 +178,14 @@ class NodeService:
         self._pump_layout(opening.layout)  # what others are told now, this one learns from `held`
         self._layouts[opening.layout.fingerprint] = opening.layout
         self._sessions.append(session)
+        self._share_slots()
         try:
             self._tell_held(session)
-            session.refill(self._max_slots(session))
+            session.refill()
             await session.run()
         finally:
             self._sessions.remove(session)
+            self._share_slots()
             connection.close("the session ended")  # no slot is granted while it ends
             await session.end(self._is_closing)
 
@@ -201,9 +203,10 @@ class NodeService:
             return f"its layout {opening.layout} has the fingerprint of {known}"
         return refusal(opening, self._arena)
 
-    def _max_slots(self, session: EngineSession) -> int:
-        capacity = self._arena.capacity(session.layout.image_bytes)
-        return max(1, capacity // (_SLOTS_DIVISOR * len(self._sessions)))
+    def _share_slots(self) -> None:
+        for session in self._sessions:
+            capacity = self._arena.capacity(session.layout.image_bytes)
+            session.max_slots = max(1, capacity // (_SLOTS_DIVISOR * len(self._sessions)))
 
     def _tell_held(self, session: EngineSession) -> None:
         for kind in (TierKind.HOST, TierKind.DISK):
@@ -224,7 +227,7 @@ class NodeService:
                 for session in self._sessions:
                     if num_pumps % _PUMPS_PER_SHRINK == 0:
                         session.stock.shrink()
-                    session.refill(self._max_slots(session))
+                    session.refill()
             except Exception:
                 logger.exception("telling engines of changes failed")
 
