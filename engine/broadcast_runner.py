@@ -13,7 +13,7 @@ import msgspec
 
 from cache_tiers.block_image import ImageLayout
 from cache_tiers.tier import TierError
-from engine.follower_link import FollowerLink, RanksOutOfStep
+from engine.follower_link import ANSWER_TIMEOUT_S, FollowerLink, RanksOutOfStep
 from engine.rank_messages import JoinArena, Joined, PlanFrame, Transferred
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 from wire.frames import encode_frame
@@ -22,9 +22,18 @@ from wire.frames import encode_frame
 class BroadcastRunner:
     """A ``ModelRunner``; owner of ``runner`` and of ``links``, one to each of the other ranks."""
 
-    def __init__(self, runner: ModelRunner, links: Sequence[socket.socket]) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        links: Sequence[socket.socket],
+        *,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
         self._runner = runner
-        self._links = [FollowerLink(rank, link) for rank, link in enumerate(links, start=1)]
+        self._links = [
+            FollowerLink(rank, link, answer_timeout_s=answer_timeout_s)
+            for rank, link in enumerate(links, start=1)
+        ]
         self._sampled: tuple[SampledToken, ...] = ()
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -54,8 +63,8 @@ class BroadcastRunner:
         the engine goes on, with plans that move nothing. Between two steps only.
         """
         self._broadcast(JoinArena(layout, socket_path))
-        self._runner.attach_arena(arena, layout, socket_path)
         answers = [link.receive(Joined) for link in self._links]
+        self._runner.attach_arena(arena, layout, socket_path)
         for rank, answer in enumerate(answers, start=1):
             if answer.reason_against is not None:
                 raise TierError(f"rank {rank} can't use the arena: {answer.reason_against}")

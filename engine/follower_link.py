@@ -29,9 +29,7 @@ class RanksOutOfStep(BaseException):
 class FollowerLink:
     """Owner of ``link``."""
 
-    def __init__(
-        self, rank: int, link: socket.socket, *, answer_timeout_s: float = ANSWER_TIMEOUT_S
-    ) -> None:
+    def __init__(self, rank: int, link: socket.socket, *, answer_timeout_s: float) -> None:
         link.setblocking(True)
         self.rank = rank
         self._link = link

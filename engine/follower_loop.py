@@ -20,13 +20,7 @@ from wire.pipe import SyncPipe
 MIN_HEARTBEAT_PERIOD_S = IDLE_POLL_S / 2
 """The front need not wake up for every step of every rank."""
 OpenArena = Callable[[ImageLayout, str], memoryview]
-"""The arena of the node's cache at a socket path; mapped as long as somebody holds it. Raises
-``TierError`` or ``OSError``.
-"""
-
-
-def _no_arena(_layout: ImageLayout, socket_path: str) -> memoryview:
-    raise TierError(f"this rank does not know how to open {socket_path}")
+"""The arena of the node's cache at a socket path. Raises ``TierError``."""
 
 
 class FollowerLoop:
@@ -38,7 +32,7 @@ class FollowerLoop:
         *,
         leader: SyncPipe,
         front: SyncPipe,
-        open_arena: OpenArena = _no_arena,
+        open_arena: OpenArena,
         garbage: GarbageCollector | None = None,
     ) -> None:
         self._runner = runner
@@ -81,7 +75,7 @@ class FollowerLoop:
         try:
             arena = self._open_arena(message.layout, message.socket_path)
             self._runner.attach_arena(arena, message.layout, message.socket_path)
-        except (OSError, TierError) as error:
+        except TierError as error:
             return Joined(str(error))
         return Joined()
 

@@ -55,7 +55,7 @@ class RankImages:
     def __init__(self, arena: memoryview, layout: ImageLayout, rank: int) -> None:
         self.layout = layout
         self.rank = rank
-        self.arena = arena
+        self.arena = arena[:]  # of its own: who mapped it may close the other view
         self._image_bytes = layout.image_bytes
         self._max_offset = len(arena) - layout.image_bytes
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cache_tiers.tier import TierError
 from engine.kv_comparison import is_same_kv
 from engine.kv_images import RankImages
 from engine.kv_pool import KvPool
@@ -74,6 +75,9 @@ class KvTransfer:
     """Between one pool and one arena. Owner of the arena's registration with the device."""
 
     def __init__(self, kv_pool: KvPool, images: RankImages, *, num_threads: int = 1) -> None:
+        """``num_threads``: that copy, in CPU memory. Raises ``TierError`` where a device can't copy
+        from and to the arena.
+        """
         rows = kv_pool.block_rows
         row_bytes = rows.shape[0] * rows.shape[2]
         assert row_bytes == images.layout.shard_bytes, "an image holds one block"
@@ -173,5 +177,8 @@ def _pin(arena: memoryview) -> Tensor:
     """Register the arena with the device, which can then copy while the host goes on."""
     pinned = torch.frombuffer(arena, dtype=torch.uint8)
     status = torch.cuda.cudart().cudaHostRegister(pinned.data_ptr(), pinned.numel(), 0)
-    torch.cuda.check_error(status)
+    if int(status) != 0:
+        raise TierError(
+            f"the device takes no arena of {pinned.numel()} bytes (CUDA error {status})"
+        )
     return pinned

@@ -24,6 +24,7 @@ from engine.broadcast_runner import BroadcastRunner
 from engine.config import EngineSpec, RankSpec
 from engine.engine import Engine
 from engine.errors import EngineError, StepOutOfMemory
+from engine.follower_arena import FollowerArena
 from engine.follower_link import RanksOutOfStep
 from engine.follower_loop import FollowerLoop
 from engine.garbage import GarbageCollector
@@ -114,7 +115,13 @@ def _load(front: SyncPipe, place: _Place) -> _Loop:
         garbage.take_over()
         _say(front, Loaded(load_time_s))
         [leader] = place.links
-        return FollowerLoop(loaded.runner, leader=SyncPipe(leader), front=front, garbage=garbage)
+        return FollowerLoop(
+            loaded.runner,
+            leader=SyncPipe(leader),
+            front=front,
+            open_arena=FollowerArena(rank.rank, spec.model).open,
+            garbage=garbage,
+        )
     runner = BroadcastRunner(loaded.runner, place.links) if rank.size > 1 else loaded.runner
     engine, ready = _warm_engine(spec, loaded, runner, load_time_s)
     garbage.take_over()

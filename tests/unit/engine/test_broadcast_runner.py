@@ -1,20 +1,25 @@
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+import msgspec
 import pytest
 
 from cache_tiers.block_image import ImageLayout
+from cache_tiers.tier import TierError
 from engine.broadcast_runner import BroadcastRunner
 from engine.errors import StepOutOfMemory
 from engine.follower_link import RanksOutOfStep
-from engine.follower_loop import FollowerLoop
+from engine.follower_loop import FollowerLoop, OpenArena
 from engine.messages import SamplingParams, TokenLogprobs
+from engine.rank_messages import Joined, Transferred
 from engine.step import (
     Admission,
     BlockCopy,
+    BlockTransfer,
     SampledToken,
     ScheduledSequence,
     StepPlan,
@@ -25,7 +30,13 @@ from wire.errors import ConnectionClosed
 from wire.frames import HEARTBEAT
 from wire.pipe import SyncPipe
 
+T = TypeVar("T")
 NUM_FOLLOWERS = 2
+LAYOUT = ImageLayout(b"f" * 16, num_shards=3, shard_bytes=64, block_size_tokens=16)
+ARENAS: list[OpenArena] = [
+    lambda _layout, _path: memoryview(b"1"),
+    lambda _layout, _path: memoryview(b"2"),
+]
 
 
 @dataclass
@@ -34,19 +45,22 @@ class Recorder:
 
     sampled: tuple[SampledToken, ...] = ()
     error: Exception | None = None
+    failed_loads: tuple[int, ...] = ()
+    arenas: list[bytes] = field(default_factory=list)
     calls: list[StepPlan | tuple[SampledToken, ...]] = field(default_factory=list)
 
     def execute(self, plan: StepPlan) -> StepResult:
         if self.error is not None:
             raise self.error
         self.calls.append(plan)
-        return StepResult(plan.step_id, self.sampled)
+        return StepResult(plan.step_id, self.sampled, failed_loads=self.failed_loads)
 
     def take_sampled(self, sampled: Sequence[SampledToken]) -> None:
         self.calls.append(tuple(sampled))
 
     def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
-        raise AssertionError("no plan here moves KV")
+        assert (layout, socket_path) == (LAYOUT, "/node")
+        self.arenas.append(bytes(arena))
 
     def close(self) -> None:
         pass
@@ -63,6 +77,17 @@ class Ranks:
     links: list[SyncPipe]
     """The others' ends of the links to rank 0."""
     fronts: list[socket.socket]
+    backs: list[socket.socket]
+    leader_ends: list[socket.socket]
+
+    def meanwhile(self, act: Callable[[BroadcastRunner], T]) -> T:
+        """What rank 0 does while the others go round once, as they would in their processes."""
+        with ThreadPoolExecutor(NUM_FOLLOWERS) as pool:
+            turns = [pool.submit(loop.turn) for loop in self.loops]
+            done = act(self.leader)
+            for turn in turns:
+                turn.result(timeout=5)
+        return done
 
 
 @pytest.fixture
@@ -78,11 +103,11 @@ def ranks() -> Iterator[Ranks]:
         fronts, backs = zip(*(pair() for _ in others), strict=True)
         links = list(map(SyncPipe, followers))
         loops = [
-            FollowerLoop(other, leader=link, front=SyncPipe(back))
-            for other, link, back in zip(others, links, backs, strict=True)
+            FollowerLoop(other, leader=link, front=SyncPipe(back), open_arena=arena)
+            for other, link, back, arena in zip(others, links, backs, ARENAS, strict=True)
         ]
-        leader = BroadcastRunner(own, leaders)
-        yield Ranks(leader, own, others, loops, links, list(fronts))
+        leader = BroadcastRunner(own, leaders, answer_timeout_s=0.2)
+        yield Ranks(leader, own, others, loops, links, list(fronts), list(backs), list(leaders))
 
 
 def plan(step_id: int, scheduled: tuple[ScheduledSequence, ...] = ()) -> StepPlan:
@@ -121,7 +146,9 @@ FULL_PLAN = StepPlan(
             following_token_id=19,
         ),
     ),
+    comparisons=(BlockTransfer(20, 4096, b"k" * 16, 16),),
 )
+TRANSFER = BlockTransfer(block_id=3, offset=8192, key=b"k" * 16, num_tokens=16)
 
 
 def test_every_rank_executes_the_very_plan(ranks: Ranks) -> None:
@@ -178,11 +205,7 @@ def test_a_plan_larger_than_a_socket_buffer_waits_for_the_rank_that_reads_it(
 ) -> None:
     """The follower reads in a thread here, as it would in a process of its own."""
     large = plan(1, (ScheduledSequence(0, 0, tuple(range(400_000)), is_last_pending=False),))
-    with ThreadPoolExecutor(NUM_FOLLOWERS) as pool:
-        turns = [pool.submit(loop.turn) for loop in ranks.loops]
-        ranks.leader.execute(large)
-        for turn in turns:
-            turn.result(timeout=5)
+    ranks.meanwhile(lambda leader: leader.execute(large))
     assert ranks.others[0].calls == [(), large]
 
 
@@ -192,3 +215,77 @@ def test_a_busy_rank_shows_life_but_not_with_every_step(ranks: Ranks) -> None:
         ranks.loops[0].turn()
     heartbeats = ranks.fronts[0].recv(4096)
     assert 1 <= len(heartbeats) // len(HEARTBEAT) <= 2
+
+
+def test_a_load_that_fails_on_any_rank_has_failed(ranks: Ranks) -> None:
+    ranks.own.failed_loads = (1,)
+    ranks.others[0].failed_loads = (4, 1)
+    ranks.others[1].failed_loads = (0,)
+    loading = replace(plan(1), loads=(TRANSFER,) * 5)
+    result = ranks.meanwhile(lambda leader: leader.execute(loading))
+    assert result.failed_loads == (0, 1, 4)
+
+
+def test_steps_that_move_nothing_are_not_answered(ranks: Ranks) -> None:
+    ranks.meanwhile(lambda leader: leader.execute(FULL_PLAN))
+    with pytest.raises(BlockingIOError):
+        ranks.leader_ends[0].recv(1, socket.MSG_DONTWAIT)
+
+
+def test_a_rank_that_gives_no_answer_in_time_is_out_of_step(ranks: Ranks) -> None:
+    with pytest.raises(RanksOutOfStep, match="rank 1 gives no answer: timed out"):
+        ranks.leader.execute(replace(plan(1), stores=(TRANSFER,)))
+
+
+def test_a_rank_that_ends_before_it_answers_is_out_of_step(ranks: Ranks) -> None:
+    def end(leader: BroadcastRunner) -> None:
+        ranks.others[1].error = RuntimeError("no memory")
+        with pytest.raises(RanksOutOfStep, match="rank 2 gives no answer: its end is closed"):
+            leader.execute(replace(plan(1), loads=(TRANSFER,)))
+
+    def turn(loop: FollowerLoop, link: SyncPipe) -> None:
+        try:
+            loop.turn()
+        except RuntimeError:
+            link.close()
+
+    with ThreadPoolExecutor(NUM_FOLLOWERS) as pool:
+        turns = [pool.submit(turn, *pair) for pair in zip(ranks.loops, ranks.links, strict=True)]
+        end(ranks.leader)
+        for done in turns:
+            done.result(timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Transferred(step_id=7, failed_loads=()), "rank 1 answers step 7 in step 1"),
+        (Joined(), "not with Transferred"),
+        (["what", 1], "gives no answer"),
+    ],
+)
+def test_an_answer_to_something_else_is_out_of_step(
+    ranks: Ranks, answer: object, reason: str
+) -> None:
+    ranks.links[0].send(msgspec.msgpack.encode(answer))
+    with pytest.raises(RanksOutOfStep, match=reason):
+        ranks.leader.execute(replace(plan(1), stores=(TRANSFER,)))
+
+
+def test_every_rank_opens_the_arena_on_its_own(ranks: Ranks) -> None:
+    ranks.meanwhile(lambda leader: leader.attach_arena(memoryview(b"0"), LAYOUT, "/node"))
+    assert [runner.arenas for runner in (ranks.own, *ranks.others)] == [[b"0"], [b"1"], [b"2"]]
+
+
+def test_without_an_arena_on_one_rank_steps_go_on(ranks: Ranks) -> None:
+    def refuse(_layout: ImageLayout, _socket_path: str) -> memoryview:
+        raise TierError("no node cache at /node")
+
+    [end] = ranks.links[1:]
+    ranks.loops[1] = FollowerLoop(
+        ranks.others[1], leader=end, front=SyncPipe(ranks.backs[1]), open_arena=refuse
+    )
+    with pytest.raises(TierError, match="rank 2 can't use the arena: no node cache at /node"):
+        ranks.meanwhile(lambda leader: leader.attach_arena(memoryview(b"0"), LAYOUT, "/node"))
+    ranks.meanwhile(lambda leader: leader.execute(plan(1)))
+    assert ranks.others[1].calls == [(), plan(1)]
