@@ -110,11 +110,12 @@ class EngineSession:
         """
         for export_id in list(self._exports):
             self._finish_export(export_id)
-        await self.fetches.close()
+        self.fetches.end()
         if self.layout.num_shards > 1:
             with suppress(TimeoutError):
                 await asyncio.wait_for(hurry.wait(), _SETTLE_S)
         self.stock.give_back()
+        await self.fetches.wait_ended()
 
     def _take(self, message: EngineToNode) -> None:
         match message:

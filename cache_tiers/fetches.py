@@ -92,21 +92,26 @@ class Fetches:
         for key in loaded.bad_keys:
             self._store.discard(self._layout, BlockKey(key))
 
-    async def close(self) -> None:
+    def end(self) -> None:
         """Cancel and release all."""
         self._running.clear()
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
         for images in self._leased.values():
             self._release(images)
         self._leased.clear()
 
+    async def wait_ended(self) -> None:
+        """After ``end``: return when the tiers have let go of the memory, too."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def _run(self, fetch: Fetch) -> None:
         images, predicted_s, fetch_s = await self._bring(fetch)
         # Nothing is awaited from here on: a cancellation finds the leases with the store, or here.
-        del self._running[fetch.fetch_id]
+        if self._running.pop(fetch.fetch_id, None) is None:  # cancelled too late for the store
+            self._release(images)
+            return
         if images:
             self._leased[fetch.fetch_id] = images
         self._answer(Fetched(fetch.fetch_id, images, predicted_s, fetch_s))

@@ -68,7 +68,13 @@ class ImageStore(Protocol):
     async def lend(
         self, layout: ImageLayout, keys: Sequence[BlockKey]
     ) -> Sequence[BlockImage | None]:
-        """Images in the arena, leased, in the order of ``keys``."""
+        """Images in the arena, in the order of ``keys``, that stay until ``end_loan``; a
+        cancelled call has lent nothing.
+        """
+        ...
+
+    def end_loan(self, images: Sequence[BlockImage]) -> None:
+        """What ``lend`` returned, or a part of it, isn't read any more."""
         ...
 
     def take_events(self, layout: ImageLayout) -> Sequence[MediaEvents]:

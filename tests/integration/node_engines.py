@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -109,6 +109,13 @@ class NodeEngine:
     def close(self) -> None:
         self.link.pipe.close()
         self.link.arena.close()
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    """For what sets no event; raises ``TimeoutError``."""
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 def content(key: BlockKey, rank: int, num_bytes: int) -> bytes:

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from cache_tiers.node_service import LIMITS, NodeService
 from cache_tiers.node_socket import listen
 from cache_tiers.slot_stock import MIN_SLOTS
 from cache_tiers.tier import Tier, TierError, TierKind
-from tests.integration.node_engines import node_engine, random_keys
+from tests.integration.node_engines import eventually, node_engine, random_keys
 from tests.unit.cache_tiers.fake_image_store import LAYOUT, FakeImageStore, key_of
 from wire.frames import MAX_FRAME_BYTES, encode_frame
 
@@ -54,13 +54,8 @@ class Node:
     store: FakeImageStore
     service: NodeService
 
-    async def wait_for(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
-            while not is_so():  # noqa: ASYNC110 - what is waited for sets no event
-                await asyncio.sleep(0.005)
-
     async def wait_until_nothing_is_held(self) -> None:
-        await self.wait_for(lambda: not self.store.granted and not self.store.leases)
+        await eventually(lambda: not self.store.granted and not self.store.leases)
 
 
 @pytest.fixture
@@ -95,7 +90,7 @@ async def test_what_one_engine_stores_another_one_loads(node: Node) -> None:
     ):
         await writer.wait_for_slots(3)
         writer.store(keys)
-        await node.wait_for(lambda: len(node.store.images) == 3)
+        await eventually(lambda: len(node.store.images) == 3)
         fetch_id = reader.fetch(keys, num_held=1)
         fetched = await reader.receive(Fetched)
         assert fetched.fetch_id == fetch_id
@@ -104,7 +99,7 @@ async def test_what_one_engine_stores_another_one_loads(node: Node) -> None:
             assert reader.image(found.offset, key).is_sound()
         assert node.store.leases.total() == 2
         reader.send(Loaded(fetch_id, 2, load_s=0.001))
-        await node.wait_for(lambda: not node.store.leases)
+        await eventually(lambda: not node.store.leases)
 
 
 async def test_an_engine_that_leaves_gives_back_slots_leases_and_fetches(node: Node) -> None:
@@ -116,7 +111,7 @@ async def test_an_engine_that_leaves_gives_back_slots_leases_and_fetches(node: N
         await engine.receive(Fetched)
         node.store.may_fetch.clear()
         engine.fetch(keys)
-        await node.wait_for(lambda: node.service.stats().num_fetches == 2)
+        await eventually(lambda: node.service.stats().num_fetches == 2)
         assert node.service.stats().num_granted_slots == len(node.store.granted) > 0
     await node.wait_until_nothing_is_held()
     assert node.service.stats().num_engines == 0
@@ -156,15 +151,13 @@ async def test_an_engine_killed_while_it_writes_takes_nothing_with_it(node: Node
         os.kill(process.pid, signal.SIGKILL)
         await asyncio.to_thread(process.wait)
         process.stdout.close()
-        await node.wait_for(lambda: node.service.stats().num_engines == 1)
-        await node.wait_for(
-            lambda: len(node.store.granted) == node.service.stats().num_granted_slots
-        )
+        await eventually(lambda: node.service.stats().num_engines == 1)
+        await eventually(lambda: len(node.store.granted) == node.service.stats().num_granted_slots)
         assert node.store.images == {}
         keys = random_keys(4)
         await other.wait_for_slots(4)
         other.store(keys)
-        await node.wait_for(lambda: len(node.store.images) == 4)
+        await eventually(lambda: len(node.store.images) == 4)
 
 
 async def test_a_cancelled_fetch_is_not_answered(node: Node) -> None:
@@ -173,7 +166,7 @@ async def test_a_cancelled_fetch_is_not_answered(node: Node) -> None:
         first = engine.fetch(random_keys(1))
         engine.send(Cancel(first))
         second = engine.fetch(random_keys(1))
-        await node.wait_for(lambda: node.service.stats().num_fetches == 1)
+        await eventually(lambda: node.service.stats().num_fetches == 1)
         node.store.may_fetch.set()
         assert (await engine.receive(Fetched)).fetch_id == second
 
@@ -214,7 +207,7 @@ async def test_slots_of_a_rank_group_are_kept_while_its_other_ranks_may_write(no
         await engine.wait_for_slots(MIN_SLOTS)
         num_granted = len(node.store.granted)
         engine.link.pipe.close()
-        await node.wait_for(lambda: node.service.stats().num_engines == 1)
+        await eventually(lambda: node.service.stats().num_engines == 1)
         await asyncio.sleep(0.1)
         assert len(node.store.granted) == num_granted
     # The fixture closes the service, which does not wait for them.
@@ -250,9 +243,7 @@ async def test_a_hostile_frame_costs_its_sender_the_connection_and_nobody_else(
             await hostile.wait_for_slots(MIN_SLOTS)
             hostile.link.pipe._socket.send(frame)
             await hostile.wait_until_cut()
-        await node.wait_for(
-            lambda: len(node.store.granted) == node.service.stats().num_granted_slots
-        )
+        await eventually(lambda: len(node.store.granted) == node.service.stats().num_granted_slots)
         good.store(keys)
         good.fetch(keys)
         assert len((await good.receive(Fetched)).images) == 1
@@ -293,7 +284,7 @@ async def test_a_new_engine_hears_what_is_held_and_then_every_change(node: Node)
     async with node_engine(node.socket_path, LAYOUT) as first:
         await first.wait_for_slots(2)
         first.store(keys)
-        await node.wait_for(lambda: len(node.store.images) == 2)
+        await eventually(lambda: len(node.store.images) == 2)
         before = MediaEvents(TierKind.HOST, stored=list(keys), evicted=[])
         node.store.events.append(before)
         async with node_engine(node.socket_path, LAYOUT) as second:

@@ -101,6 +101,10 @@ class FakeImageStore:
             lent.append(BlockImage(layout, memory, key, stored.num_tokens))
         return lent
 
+    def end_loan(self, images: Sequence[BlockImage]) -> None:
+        for image in images:
+            self.release(image.layout, [self.images[image.key].offset])
+
     def take_events(self, layout: ImageLayout) -> list[MediaEvents]:
         taken, self.events = self.events, []
         return taken

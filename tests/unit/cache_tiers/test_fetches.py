@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -80,6 +81,24 @@ async def test_a_cancelled_fetch_is_never_answered_and_leases_nothing(engine: En
     assert len(engine.fetches) == engine.store.leases.total() == 0
 
 
+async def test_what_comes_in_spite_of_a_cancel_is_released(engine: Engine) -> None:
+    class Stubborn(FakeImageStore):
+        async def fetch(self, layout: ImageLayout, fetch: Fetch, peer: Tier | None) -> Outcome:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return await super().fetch(layout, fetch, peer)
+
+    stubborn = Engine(Stubborn(engine.store.arena, engine.store.may_fetch))
+    stubborn.store.images = engine.store.images
+    stubborn.ask(1)
+    await engine.turn()
+    stubborn.fetches.cancel(Cancel(1))
+    await engine.turn()
+    assert stubborn.store.calls
+    assert stubborn.answers == []
+    assert stubborn.store.leases.total() == 0
+
+
 async def test_a_cancel_that_crosses_the_answer_ends_its_leases(engine: Engine) -> None:
     engine.ask(1)
     await engine.turn()
@@ -89,14 +108,15 @@ async def test_a_cancel_that_crosses_the_answer_ends_its_leases(engine: Engine) 
     assert len(engine.fetches) == 0
 
 
-async def test_closing_cancels_what_runs_and_releases_what_was_answered(engine: Engine) -> None:
+async def test_the_end_cancels_what_runs_and_releases_what_was_answered(engine: Engine) -> None:
     engine.ask(1)
     await engine.turn()
     engine.store.may_fetch.clear()
     engine.ask(2)
     await engine.turn()
-    await engine.fetches.close()
+    engine.fetches.end()
     assert engine.store.leases.total() == 0
+    await engine.fetches.wait_ended()
     assert [answer.fetch_id for answer in engine.answers] == [1]
 
 
@@ -135,4 +155,5 @@ async def test_fetches_of_one_engine_are_bounded(engine: Engine) -> None:
         engine.ask(fetch_id)
     with pytest.raises(ProtocolViolation, match="more than"):
         engine.ask(MAX_FETCHES)
-    await engine.fetches.close()
+    engine.fetches.end()
+    await engine.fetches.wait_ended()
