@@ -42,6 +42,7 @@ class DiskTier:
     def __init__(self, folders: Sequence[Folder]) -> None:
         self._folders = folders
         self._next_folder = 0
+        self._storing: set[tuple[ImageLayout, BlockKey]] = set()
 
     @classmethod
     async def open(
@@ -135,12 +136,12 @@ class DiskTier:
         await asyncio.gather(*(folder.close() for folder in self._folders))
 
     def _find(self, layout: ImageLayout, key: BlockKey) -> Lookup:
-        found = {folder.find(layout, key) for folder in self._folders}
-        return next((each for each in (Lookup.HIT, Lookup.PENDING) if each in found), Lookup.MISS)
+        if self._folder_of(layout, key) is not None:
+            return Lookup.HIT
+        return Lookup.PENDING if (layout, key) in self._storing else Lookup.MISS
 
     def _folder_of(self, layout: ImageLayout, key: BlockKey) -> Folder | None:
-        folders = self._folders
-        return next((each for each in folders if each.find(layout, key) is Lookup.HIT), None)
+        return next((each for each in self._folders if each.holds(layout, key)), None)
 
     async def _load(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> list[bool]:
         shares: dict[Folder, list[int]] = {}
@@ -162,54 +163,51 @@ class DiskTier:
         return are_loaded
 
     async def _store(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> list[bool]:
-        wanted: dict[ImageLayout, dict[BlockKey, int]] = {}
-        are_held = [False] * len(images)
-        for index, image in enumerate(images):
-            found = self._find(image.layout, image.key)
-            are_held[index] = found is Lookup.HIT
-            if found is Lookup.MISS:
-                wanted.setdefault(image.layout, {}).setdefault(image.key, index)
-        shares = [
-            share
-            for layout, indices in wanted.items()
-            for share in self._deal(layout, list(indices.values()))
-        ]
-        results = await asyncio.gather(
-            *(folder.store([images[i] for i in part], is_cancelled) for folder, part in shares),
-            return_exceptions=True,
-        )
-        errors: list[BaseException] = []
-        for (_, indices), result in zip(shares, results, strict=True):
-            if isinstance(result, BaseException):
-                errors.append(result)
-                continue
-            for index, is_held in zip(indices, result, strict=True):
-                are_held[index] = is_held
+        wanted: dict[ImageLayout, list[BlockImage]] = {}
+        for image in images:
+            if self._find(image.layout, image.key) is Lookup.MISS:
+                self._storing.add((image.layout, image.key))
+                wanted.setdefault(image.layout, []).append(image)
+        try:
+            shares = [
+                share for layout, part in wanted.items() for share in self._deal(layout, part)
+            ]
+            results = await asyncio.gather(
+                *(folder.store(part, is_cancelled) for folder, part in shares),
+                return_exceptions=True,
+            )
+        finally:
+            for layout, part in wanted.items():
+                self._storing.difference_update((layout, image.key) for image in part)
+        are_held = [self._folder_of(image.layout, image.key) is not None for image in images]
+        errors = [each for each in results if each is not None]
         bugs = [error for error in errors if not isinstance(error, TierError)]
         if bugs or (errors and not any(are_held)):
             raise (bugs or errors)[0]
         return are_held
 
-    def _deal(self, layout: ImageLayout, indices: list[int]) -> list[tuple[Folder, list[int]]]:
+    def _deal(
+        self, layout: ImageLayout, images: list[BlockImage]
+    ) -> list[tuple[Folder, list[BlockImage]]]:
         """Which folder gets which images: a large request each in turn, as far as there is room."""
         accepting = [folder for folder in self._folders if folder.refusal is None]
         if not accepting:
             raise TierError("; ".join(filter(None, (each.refusal for each in self._folders))))
         if len(accepting) == 1:
-            return [(accepting[0], indices)]
+            return [(accepting[0], images)]
         room = {folder: folder.free_images(layout) for folder in accepting}
         stripe_len = max(MAX_REQUEST_BYTES // layout.image_bytes, 1)
-        shares: dict[Folder, list[int]] = {}
-        while indices and any(room.values()):
+        shares: dict[Folder, list[BlockImage]] = {}
+        while images and any(room.values()):
             folder = accepting[self._next_folder % len(accepting)]
             self._next_folder += 1
             num = min(stripe_len, room[folder])
             if num:
                 room[folder] -= num
-                shares.setdefault(folder, []).extend(indices[:num])
-                indices = indices[num:]
-        if indices:  # for a folder to say why it has no room
-            shares.setdefault(accepting[0], []).extend(indices)
+                shares.setdefault(folder, []).extend(images[:num])
+                images = images[num:]
+        if images:  # for a folder to say why it has no room
+            shares.setdefault(accepting[0], []).extend(images)
         return list(shares.items())
 
 

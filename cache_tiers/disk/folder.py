@@ -23,7 +23,7 @@ from cache_tiers.disk.segment import Segment
 from cache_tiers.disk.segment_table import Held, Place, SegmentTable
 from cache_tiers.disk.stats import DiskCounters
 from cache_tiers.keys import BlockKey
-from cache_tiers.tier import Lookup, TierError
+from cache_tiers.tier import TierError
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,6 @@ class Folder:
         self._writing = Health(f"storing in {path}", clock)
         self._growing = Health(f"making a segment file in {path}", clock)
         self._grow_lock = asyncio.Lock()
-        self._storing: set[tuple[ImageLayout, BlockKey]] = set()
         self._quarantined: dict[str, int] = {}
         self._readers = ThreadPoolExecutor(_NUM_READERS, "disk-read")
         self._writers = ThreadPoolExecutor(_NUM_WRITERS, "disk-write")
@@ -103,11 +102,9 @@ class Folder:
         """All images."""
         return self._table.held()
 
-    def find(self, layout: ImageLayout, key: BlockKey) -> Lookup:
-        """What is known of an image."""
-        if self._table.locate(layout, key) is not None:
-            return Lookup.HIT
-        return Lookup.PENDING if (layout, key) in self._storing else Lookup.MISS
+    def holds(self, layout: ImageLayout, key: BlockKey) -> bool:
+        """Whether an image is here."""
+        return self._table.locate(layout, key) is not None
 
     def free_images(self, layout: ImageLayout) -> int:
         """How many more images there is room for."""
@@ -153,27 +150,25 @@ class Folder:
                 move.place.segment.end_read(move.place.slot)
         return are_loaded
 
-    async def store(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> list[bool]:
-        """As ``Tier.store``, of images of one layout, none of which is held or on its way in."""
+    async def store(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> None:
+        """Keep images of one layout, none of which is held or on its way in, as far as there is
+        room. Raises ``TierError`` when none of them is held for another reason.
+        """
         layout = images[0].layout
+        for image in images:
+            self._check_memory(image)
         if self.refusal is not None:
             raise TierError(self.refusal)
-        names = {(layout, image.key) for image in images}
-        self._storing |= names
-        try:
-            places = await self._reserve(layout, len(images))
-            self.counters.refused += len(images) - len(places)
-            if not places and self._growing.reason:
-                raise TierError(self._growing.reason)
-            moves = [
-                Move(index, place, image)
-                for index, (place, image) in enumerate(zip(places, images, strict=False))
-            ]
-            stored = await self._write(moves, is_cancelled)
-        finally:
-            self._storing -= names
+        places = await self._reserve(layout, len(images))
+        self.counters.refused += len(images) - len(places)
+        if not places and self._growing.reason:
+            raise TierError(self._growing.reason)
+        moves = [
+            Move(index, place, image)
+            for index, (place, image) in enumerate(zip(places, images, strict=False))
+        ]
+        await self._write(moves, is_cancelled)
         self._rewrite_if_long()
-        return [index in stored for index in range(len(images))]
 
     async def close(self) -> None:
         """Write down what is pending, and let another process have the folder."""
@@ -289,9 +284,7 @@ class Folder:
         except OSError as error:
             logger.warning("%s: %s stays behind (%s)", self._path, segment.name, error)
 
-    async def _write(self, moves: Sequence[Move], is_cancelled: IsCancelled) -> set[int]:
-        for move in moves:
-            self._check_memory(move.image)
+    async def _write(self, moves: Sequence[Move], is_cancelled: IsCancelled) -> None:
         planned = plan_requests(moves)
         jobs = [partial(self._write_request, each, is_cancelled) for each in planned]
         written: list[Move] = []
@@ -311,7 +304,6 @@ class Folder:
                 self._table.drop(move.place)
             written.clear()
         self._record_stores(moves, written, last_error)
-        return {move.index for move in written}
 
     def _record_stores(
         self, moves: Sequence[Move], written: Sequence[Move], error: OSError | None

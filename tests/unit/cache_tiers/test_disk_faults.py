@@ -1,0 +1,379 @@
+"""Devices that fail, folders that others use, files that rot: the tier goes on with the rest."""
+
+import asyncio
+import errno
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cache_tiers.disk.files import Files
+from cache_tiers.disk_tier import DiskTier
+from cache_tiers.tier import Lookup, TierError
+from tests.disk_images import (
+    LAYOUT,
+    FaultyFiles,
+    blank,
+    blanks_of,
+    is_right,
+    key_of,
+    sealed,
+    small_config,
+)
+
+SEGMENT_BYTES = 8 * LAYOUT.image_bytes
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+UNPLUGGED = OSError(errno.EIO, "Input/output error")
+READ_ONLY = OSError(errno.EROFS, "Read-only file system")
+TOO_MANY_FILES = OSError(errno.EMFILE, "Too many open files")
+
+
+class Device:
+    """A tier on one folder whose device can be made to fail, and whose time stands still."""
+
+    def __init__(self, folder: Path, num_images: int = 32) -> None:
+        self.now_s = 100.0
+        self.folder = folder
+        self._num_images = num_images
+        self.errors: dict[str, OSError] = {}
+
+    async def open(self) -> DiskTier:
+        return await DiskTier.open(
+            [small_config(self.folder, self._num_images)],
+            make_files=self._make_files,
+            segment_bytes=SEGMENT_BYTES,
+            clock=lambda: self.now_s,
+        )
+
+    def flip(self, slot: int, segment: int = 0) -> None:
+        """Change a byte of the image in a slot."""
+        with (self.folder / f"segment-{segment:08x}.kv").open("r+b") as file:
+            file.seek(slot * LAYOUT.image_bytes + 1234)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+
+    def _make_files(self, path: Path) -> Files:
+        files = FaultyFiles(path)
+        files.errors = self.errors
+        return files
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path / "device")
+
+
+async def test_a_full_disk_stops_stores_for_a_while_and_nothing_else(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    tier = await device.open()
+    await tier.store([sealed(number) for number in range(8)])
+    device.errors["preallocate"] = NO_SPACE
+
+    for number in (10, 11, 12):
+        with pytest.raises(TierError, match="No space left"):
+            await tier.store([sealed(number)])
+    assert tier.free_images(LAYOUT) == 0
+    assert await tier.load([blank(3)]) == [True]
+    tier.evict(LAYOUT, [key_of(3)])
+    assert await tier.store([sealed(13)]) == [True]  # in a segment that is there
+    assert len(caplog.records) == 1
+
+    device.errors.clear()
+    device.now_s += 1.0
+    assert await tier.store([sealed(10)]) == [True]
+    assert [record.getMessage().rpartition(" ")[2] for record in caplog.records][1:] == ["again"]
+    await tier.close()
+
+
+@pytest.mark.parametrize("error", [NO_SPACE, READ_ONLY, UNPLUGGED])
+@pytest.mark.parametrize("call", ["write", "put"])
+async def test_a_device_that_takes_nothing_is_tried_again_later(
+    device: Device, caplog: pytest.LogCaptureFixture, call: str, error: OSError
+) -> None:
+    tier = await device.open()
+    await tier.store([sealed(number) for number in range(4)])
+    device.errors[call] = error
+
+    for pause_s in (1.0, 2.0, 4.0):
+        with pytest.raises(TierError, match=error.strerror):
+            await tier.store([sealed(10)])
+        assert tier.stats().num_accepting == 0
+        device.now_s += pause_s - 0.01
+        device.errors.clear()
+        with pytest.raises(TierError, match=error.strerror):
+            await tier.store([sealed(10)])
+        device.errors[call] = error
+        device.now_s += 0.01
+    assert await tier.find(LAYOUT, [key_of(10), key_of(3)]) == [Lookup.MISS, Lookup.HIT]
+    assert await tier.load([blank(3)]) == [True]
+    assert len(caplog.records) == 1
+
+    device.errors.clear()
+    assert await tier.store([sealed(10)]) == [True]
+    assert await tier.load([blank(10)]) == [True]
+    await tier.close()
+
+
+async def test_sectors_that_could_not_be_written_are_not_used_again(device: Device) -> None:
+    tier = await device.open()
+    await tier.store([sealed(0)])
+    device.errors["write"] = UNPLUGGED
+    with pytest.raises(TierError):
+        await tier.store([sealed(1)])
+    device.errors.clear()
+    device.now_s += 1
+
+    assert await tier.store([sealed(number) for number in range(1, 32)]) == [True] * 30 + [False]
+    await tier.close()
+
+
+async def test_an_image_whose_record_was_not_written_was_not_acknowledged(device: Device) -> None:
+    tier = await device.open()
+    await tier.store([sealed(0)])
+    device.errors["put"] = NO_SPACE
+    with pytest.raises(TierError):
+        await tier.store([sealed(1)])
+    await tier.close()
+
+    device.errors.clear()
+    tier = await device.open()
+    assert [held.key for held in tier.held()] == [key_of(0)]
+    assert tier.free_images(LAYOUT) == 31
+    await tier.close()
+
+
+async def test_another_folder_takes_what_one_cannot(tmp_path: Path) -> None:
+    errors: dict[Path, dict[str, OSError]] = {tmp_path / "a": {"write": UNPLUGGED}}
+
+    def make_files(path: Path) -> Files:
+        files = FaultyFiles(path)
+        files.errors = errors.get(path, {})
+        return files
+
+    configs = [small_config(tmp_path / name, 32) for name in "ab"]
+    tier = await DiskTier.open(configs, make_files=make_files, segment_bytes=SEGMENT_BYTES)
+    with pytest.raises(TierError):
+        await tier.store([sealed(1)])
+
+    assert tier.stats().num_accepting == 1
+    assert await tier.store([sealed(1), sealed(2)]) == [True, True]
+    await tier.close()
+
+
+async def test_an_unplugged_device_gives_misses(device: Device) -> None:
+    tier = await device.open()
+    images = [sealed(number) for number in range(20)]
+    await tier.store(images)
+    device.errors |= {"read": UNPLUGGED, "put": UNPLUGGED, "rename": UNPLUGGED}
+
+    assert await tier.load(blanks_of(images)) == [False] * 20
+    assert await tier.load(blanks_of(images)) == [False] * 20
+    assert tier.stats().num_images == 0
+    await tier.close()
+
+
+async def test_a_failure_that_is_not_the_images_leaves_it_held(device: Device) -> None:
+    tier = await device.open()
+    await tier.store([sealed(1)])
+    device.errors["read"] = TOO_MANY_FILES
+    assert await tier.load([blank(1)]) == [False]
+    assert tier.stats().counters.failed_loads == 1
+    device.errors.clear()
+
+    assert await tier.load([blank(1)]) == [True]
+    await tier.close()
+
+
+async def test_a_vanished_file_is_a_miss(device: Device) -> None:
+    tier = await device.open()
+    images = [sealed(number) for number in range(16)]
+    await tier.store(images)
+    (device.folder / "segment-00000000.kv").unlink()
+
+    assert await tier.load(blanks_of(images)) == [False] * 8 + [True] * 8
+    assert await tier.find(LAYOUT, [key_of(0)]) == [Lookup.MISS]
+    assert tier.stats().counters.gone == 8
+    await tier.close()
+
+
+async def test_a_vanished_folder_stops_the_tier(device: Device) -> None:
+    tier = await device.open()
+    await tier.store([sealed(1)])
+    for path in device.folder.iterdir():
+        path.unlink()
+    device.folder.rmdir()
+
+    assert await tier.load([blank(1)]) == [False]
+    with pytest.raises(TierError, match="No such file"):
+        await tier.store([sealed(2)])
+    await tier.close()
+
+
+async def test_a_rotten_image_is_dropped_for_good(device: Device) -> None:
+    tier = await device.open()
+    images = [sealed(number) for number in range(8)]
+    await tier.store(images)
+    device.flip(slot=3)
+
+    back = blanks_of(images)
+    assert await tier.load(back) == [number != 3 for number in range(8)]
+    assert all(is_right(image) for image in back if image.key != key_of(3))
+    assert await tier.find(LAYOUT, [key_of(3)]) == [Lookup.MISS]
+    assert tier.stats().counters.unsound == 1
+    await tier.close()
+
+    tier = await device.open()
+    assert await tier.find(LAYOUT, [key_of(3)]) == [Lookup.MISS]
+    assert tier.free_images(LAYOUT) == 24  # the bad slot is nobody's
+    await tier.close()
+
+
+async def test_bytes_of_another_image_are_as_wrong_as_rotten_ones(device: Device) -> None:
+    tier = await device.open()
+    await tier.store([sealed(0), sealed(1)])
+    path = device.folder / "segment-00000000.kv"
+    content = path.read_bytes()
+    half = LAYOUT.image_bytes
+    path.write_bytes(content[half : 2 * half] + content[half:])
+
+    assert await tier.load([blank(0), blank(1)]) == [False, True]
+    await tier.close()
+
+
+async def test_segments_with_many_rotten_images_are_put_aside(device: Device) -> None:
+    tier = await device.open()
+    images = [sealed(number) for number in range(32)]
+    await tier.store(images)
+    for segment in range(3):
+        for slot in range(3):
+            device.flip(slot, segment)
+    await tier.load(blanks_of(images))
+    await asyncio.sleep(0.05)
+
+    assert tier.stats().num_images == 8
+    assert tier.stats().counters.quarantined_segments == 3
+    names = sorted(path.name for path in device.folder.iterdir() if path.suffix == ".kv")
+    assert names == [
+        "quarantine-segment-00000001.kv",
+        "quarantine-segment-00000002.kv",
+        "segment-00000003.kv",
+    ]
+    assert tier.free_images(LAYOUT) == 8
+    await tier.close()
+
+    tier = await device.open()
+    assert tier.stats().num_images == 8
+    assert await tier.store([sealed(number) for number in range(40, 48)]) == [True] * 8
+    assert (device.folder / "segment-00000004.kv").exists()
+    await tier.close()
+
+
+async def test_what_a_reader_finds_wrong_is_dropped(device: Device) -> None:
+    tier = await device.open()
+    await tier.store([sealed(0), sealed(1)])
+
+    tier.discard(LAYOUT, key_of(0))
+    tier.discard(LAYOUT, key_of(99))
+
+    assert await tier.load([blank(0), blank(1)]) == [False, True]
+    assert tier.stats().counters.unsound == 1
+    await tier.close()
+
+
+async def test_a_folder_is_one_process_own(tmp_path: Path) -> None:
+    tier = await DiskTier.open([small_config(tmp_path, 8)])
+    with pytest.raises(TierError, match="in use by another node cache"):
+        await DiskTier.open([small_config(tmp_path / "b", 8), small_config(tmp_path, 8)])
+    await tier.close()
+
+    for folder in (tmp_path, tmp_path / "b"):
+        await (await DiskTier.open([small_config(folder, 8)])).close()
+
+
+async def test_a_folder_that_cannot_be_used_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    bad, good = small_config(tmp_path / "file", 8), small_config(tmp_path / "good", 8)
+    tier = await DiskTier.open([bad, good])
+    assert await tier.store([sealed(1)]) == [True]
+    assert "goes on without it" in caplog.text
+    await tier.close()
+
+    with pytest.raises(TierError, match="can't be used as a disk tier"):
+        await DiskTier.open([bad])
+
+
+async def test_leftovers_are_removed_and_files_of_others_are_not(device: Device) -> None:
+    tier = await device.open()
+    await tier.store([sealed(1)])
+    await tier.close()
+    ours = ["segment-00000007.kv", "headwater-index-1.wal.new", "headwater-index-0.wal"]
+    others = ["notes.txt", "segment-1.kv", "segment-00000009.kv.bak"]
+    for name in [*ours, *others]:
+        (device.folder / name).write_bytes(b"x")
+
+    tier = await device.open()
+
+    assert [(device.folder / name).exists() for name in ours] == [False] * 3
+    assert [(device.folder / name).exists() for name in others] == [True] * 3
+    assert await tier.store([sealed(number) for number in range(2, 10)]) == [True] * 8
+    assert (device.folder / "segment-00000008.kv").exists()
+    await tier.close()
+
+
+def shorten(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("damage", [shorten, Path.unlink])
+async def test_a_segment_that_is_not_whole_is_dropped_at_the_start(
+    device: Device, damage: Callable[[Path], None]
+) -> None:
+    tier = await device.open()
+    images = [sealed(number) for number in range(16)]
+    await tier.store(images)
+    await tier.close()
+    damage(device.folder / "segment-00000000.kv")
+
+    tier = await device.open()
+
+    assert tier.stats().counters.lost_segments == 1
+    assert await tier.load(blanks_of(images)) == [False] * 8 + [True] * 8
+    assert tier.free_images(LAYOUT) == 24
+    await tier.close()
+
+
+async def test_a_garbage_journal_is_an_empty_tier(device: Device) -> None:
+    tier = await device.open()
+    await tier.store([sealed(1)])
+    await tier.close()
+    (device.folder / "headwater-index-1.wal").write_bytes(bytes(range(256)) * 40)
+
+    tier = await device.open()
+
+    assert tier.stats().num_images == 0
+    assert await tier.store([sealed(1)]) == [True]
+    await tier.close()
+    tier = await device.open()
+    assert await tier.load([blank(1)]) == [True]
+    await tier.close()
+
+
+async def test_a_folder_that_is_to_be_smaller_gives_up_what_is_too_much(tmp_path: Path) -> None:
+    tier = await Device(tmp_path, num_images=32).open()
+    await tier.store([sealed(number) for number in range(32)])
+    tier.evict(LAYOUT, [key_of(number) for number in range(7)])
+    await tier.close()
+
+    tier = await Device(tmp_path, num_images=16).open()
+
+    assert tier.stats().num_images == 16
+    assert sum(name.startswith("segment-") for name in os.listdir(tmp_path)) == 2
+    await tier.close()
