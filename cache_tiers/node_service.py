@@ -7,6 +7,7 @@ lie (``ImageStore``) or who else asks for them.
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,6 +89,7 @@ class NodeService:
         self._layouts: dict[bytes, ImageLayout] = {}
         """By fingerprint, of all engines that ever came."""
         self._stats = NodeServiceStats()
+        self._used_at_s = time.monotonic()
         self._encode = msgspec.msgpack.Encoder().encode
 
     async def start(self) -> None:
@@ -119,6 +121,11 @@ class NodeService:
         """None: no engine with such images ever came."""
         return self._layouts.get(fingerprint)
 
+    @property
+    def idle_s(self) -> float:
+        """How long no rank has been connected."""
+        return 0.0 if self._ranks else time.monotonic() - self._used_at_s
+
     def stats(self) -> NodeServiceStats:
         return replace(
             self._stats,
@@ -144,7 +151,11 @@ class NodeService:
                 continue
             task = asyncio.create_task(self._serve(sock))
             self._ranks.add(task)
-            task.add_done_callback(self._ranks.discard)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, rank: asyncio.Task[None]) -> None:
+        self._ranks.discard(rank)
+        self._used_at_s = time.monotonic()
 
     async def _serve(self, sock: socket.socket) -> None:
         """One rank, from its first word to the end of its connection."""

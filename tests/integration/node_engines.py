@@ -16,6 +16,7 @@ from cache_tiers.messages import (
     Fetch,
     NodeToEngine,
     Open,
+    PeerAddress,
     RecomputeCost,
     Slots,
     Store,
@@ -98,12 +99,14 @@ class NodeEngine:
             stored.append(Stored(offset, key, self.layout.block_size_tokens, chain_len, 0.01))
         self.send(Store(stored))
 
-    def fetch(self, keys: Sequence[BlockKey], num_held: int = 0, timeout_s: float = 2.0) -> int:
+    def fetch(
+        self, keys: Sequence[BlockKey], num_held: int = 0, peer: PeerAddress | None = None
+    ) -> int:
         """The fetch's id."""
         self._num_fetches += 1
         cost = RecomputeCost(step_s=0.1, step_tokens=self.layout.block_size_tokens)
         wanted: list[bytes] = list(keys)
-        self.send(Fetch(self._num_fetches, bytes(16), wanted, num_held, [], cost, timeout_s))
+        self.send(Fetch(self._num_fetches, bytes(16), wanted, num_held, [], cost, 2.0, peer))
         return self._num_fetches
 
     def close(self) -> None:

@@ -381,6 +381,15 @@ async def test_memory_that_an_engine_mapped_outlives_the_node_cache(node: Node) 
         del image
 
 
+async def test_a_node_is_idle_from_when_the_last_rank_left(node: Node) -> None:
+    async with node_engine(node.socket_path, TWO_RANKS, rank=1):
+        await asyncio.sleep(0.5)
+        assert node.service.idle_s == 0
+    await eventually(lambda: node.service.idle_s > 0)
+    assert node.service.idle_s < 0.4
+    await eventually(lambda: node.service.idle_s > 0.1)
+
+
 def test_a_node_cache_without_a_socket_is_an_error_that_names_the_path(folder: Path) -> None:
     with pytest.raises(TierError, match=r"no node cache at .*node\.sock"):
         connect(folder / "node.sock", Open(LAYOUT, 0, "a-model", 8), 1)
