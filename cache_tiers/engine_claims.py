@@ -14,7 +14,7 @@ from cache_tiers.block_image import FINGERPRINT_BYTES, MAX_SHARDS, ImageLayout
 from cache_tiers.keys import KEY_BYTES
 from cache_tiers.messages import Ended, Fetch, Open, Pin, Stored
 
-MAX_TIMEOUT_S = 60.0
+MAX_TIMEOUT_S = 600.0
 _MAX_SECONDS = 1e9
 
 

@@ -381,6 +381,22 @@ async def test_memory_that_an_engine_mapped_outlives_the_node_cache(node: Node) 
         del image
 
 
+async def test_engines_that_come_and_go_leave_no_descriptor_behind(node: Node) -> None:
+    def num_descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def come_and_go() -> None:
+        async with node_engine(node.socket_path, LAYOUT) as engine:
+            await engine.wait_for_slots(1)
+        await eventually(lambda: node.service.stats().num_engines == 0)
+
+    await come_and_go()
+    before = num_descriptors()
+    for _ in range(20):
+        await come_and_go()
+    await eventually(lambda: num_descriptors() <= before)
+
+
 async def test_a_node_is_idle_from_when_the_last_rank_left(node: Node) -> None:
     async with node_engine(node.socket_path, TWO_RANKS, rank=1):
         await asyncio.sleep(0.5)
