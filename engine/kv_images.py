@@ -35,6 +35,7 @@ def image_layout(config: EngineConfig, geometry: KvGeometry, root_key: bytes) ->
             root_key,
             config.runner,
             config.dtype,
+            config.quantization,
             KV_LAYOUT,
             config.block_size_tokens,
             num_shards,
