@@ -1,0 +1,1 @@
+"""An object store as boto3 reaches it."""
