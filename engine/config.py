@@ -29,7 +29,8 @@ class PacedConfig(BaseModel):
     """A step takes the time of its tokens rounded up to a multiple of this, as on a device with
     captured graphs of some sizes."""
     block_bytes: int = Field(default=64, ge=1)
-    """Size of the deterministic KV of one block."""
+    """Size of a block's KV on one rank as it leaves for the node's cache, so that as many bytes
+    move as with a model of that size; never less than 8 for each token and 8 more."""
     max_step_tokens: int | None = Field(default=None, ge=1)
     """A step of more tokens is out of memory, as on a device that is too small for it."""
 
@@ -136,3 +137,7 @@ class EngineSpec(BaseModel):
     weights_sha256: str | None = None
     """Pinned hash of the weights; a checkpoint with another one is refused."""
     config: EngineConfig = EngineConfig()
+    node_cache_socket: Path | None = None
+    """Unix socket of the node's cache; without one there are no KV tiers."""
+    load_timeout_s: float = Field(default=2.0, gt=0, le=60)
+    """A prompt waits no longer for the node's cache; what is not there by then is computed."""

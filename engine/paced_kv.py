@@ -60,9 +60,6 @@ class PacedKv:
         source = self._blocks[copy.src]
         self._blocks[copy.dst] = _KvBlock(source.parent, source.digests.copy())
 
-    def digests(self, block_id: int) -> list[int]:
-        return self._blocks[block_id].digests
-
     def write_image(self, block_id: int, num_tokens: int, shard: memoryview) -> None:
         """Put the KV of the block's first ``num_tokens`` where its image is."""
         block = self._blocks[block_id]

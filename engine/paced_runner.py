@@ -5,7 +5,6 @@ table, a stale block or a wrong token changes the answer or raises ``KvMismatchE
 scheduler faults show in fleet tests. Must not know requests.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -138,11 +137,6 @@ class PacedRunner:
     def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
         """Of this rank alone, which needs no ``socket_path``."""
         self._transfer = PacedTransfer(self._kv, RankImages(arena, layout, self._rank))
-
-    def read_block(self, block_id: int) -> bytes:
-        """The KV of a block: equal bytes mean equal tokens since the start of the sequence."""
-        content = b"".join(d.to_bytes(8, "little") for d in self._kv.digests(block_id))
-        return hashlib.shake_128(content).digest(self._config.block_bytes)
 
     def close(self) -> None:
         """Forget everything."""

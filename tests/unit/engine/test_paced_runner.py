@@ -1,8 +1,11 @@
 """The paced runner: profiled time, deterministic tokens and KV, planning faults caught."""
 
+import itertools
+
 import pytest
 from msgspec.structs import replace
 
+from cache_tiers.block_image import ImageLayout
 from engine.config import PacedConfig
 from engine.errors import EngineConfigError, KvMismatchError
 from engine.messages import SamplingParams
@@ -15,7 +18,9 @@ from engine.step import (
     StepPlan,
     TableUpdate,
 )
+from tests.unit.engine.arenas import SOCKET_PATH, make_arena, transfer
 from tests.unit.engine.fakes import EOS, VOCAB_SIZE, FakeClock, make_runner
+from tests.unit.engine.raw_steps import RawSteps
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
@@ -62,6 +67,15 @@ def started(num_blocks: int = 8) -> PacedRunner:
     return runner
 
 
+def kv_of(runner: PacedRunner, block_id: int) -> bytes:
+    """Equal bytes mean equal tokens since the start of the sequence."""
+    layout = ImageLayout(b"f" * 16, num_shards=1, shard_bytes=40, block_size_tokens=4)
+    arena = make_arena(layout, 1)
+    runner.attach_arena(arena, layout, SOCKET_PATH)
+    RawSteps(runner).execute(stores=[transfer(layout, block_id, slot=0)])
+    return bytes(arena[: layout.shard_bytes])
+
+
 def test_a_step_takes_the_profiled_time_its_bookkeeping_included() -> None:
     sleeps: list[float] = []
     clock = FakeClock()
@@ -82,6 +96,26 @@ def test_a_step_takes_the_profiled_time_its_bookkeeping_included() -> None:
     )
 
     assert sleeps == [pytest.approx(1.03), pytest.approx(1.15)]
+
+
+def test_moving_kv_takes_its_time_beside_the_profiled_one() -> None:
+    sleeps: list[float] = []
+    ticks = itertools.count()
+    runner = PacedRunner(
+        PacedConfig(step_base_s=100.0),
+        num_blocks=8,
+        block_size_tokens=4,
+        vocab_size=9,
+        eos_token_ids=[],
+        sleep=sleeps.append,
+        clock=lambda: float(next(ticks)),  # every look takes a second
+    )
+    layout = ImageLayout(b"f" * 16, num_shards=1, shard_bytes=40, block_size_tokens=4)
+    runner.attach_arena(make_arena(layout, 1), layout, SOCKET_PATH)
+    result = RawSteps(runner).execute(loads=[transfer(layout, 0, slot=0)])
+    elapsed_s = 4.0
+    assert result.transfer_s == 2.0
+    assert sleeps == [100.0 + result.transfer_s - elapsed_s]
 
 
 def test_contexts_attention_and_padding_take_their_time_too() -> None:
@@ -151,9 +185,8 @@ def test_chunks_and_prefix_hits_give_the_same_tokens_and_the_same_kv() -> None:
     hit = plan(prefill(1, tokens[4:], start=4), admissions=(admission(1, (5, 7)),))
     assert run(chunked, hit) == [expected]
 
-    assert whole.read_block(1) == chunked.read_block(6) == chunked.read_block(7)
-    assert len(whole.read_block(1)) == PacedConfig().block_bytes
-    assert whole.read_block(0) != whole.read_block(1)
+    assert kv_of(whole, 1) == kv_of(chunked, 6) == kv_of(chunked, 7)
+    assert kv_of(whole, 0) != kv_of(whole, 1)
 
 
 def test_a_pending_token_is_the_one_sampled_before() -> None:
@@ -170,14 +203,14 @@ def test_a_copy_can_be_rewritten_without_harm_to_its_source() -> None:
     runner = make_runner(8)
     tokens = tuple(range(10, 18))
     [expected] = run(runner, plan(prefill(0, tokens), admissions=(admission(0, (0, 1)),)))
-    before = runner.read_block(1)
+    before = kv_of(runner, 1)
     copied = plan(
         prefill(1, tokens[7:], start=7),
         admissions=(admission(1, (0, 2)),),
         block_copies=(BlockCopy(1, 2),),
     )
     assert run(runner, copied) == [expected]
-    assert runner.read_block(1) == before == runner.read_block(2)
+    assert kv_of(runner, 1) == before == kv_of(runner, 2)
 
 
 @pytest.mark.parametrize(
