@@ -192,8 +192,11 @@ class Search:
 
     def play(self, setting: Setting, requests_per_s: float) -> Outcome:
         """What users see at that rate."""
-        replica = self._replica(setting)
-        return simulate(self._workload_at(requests_per_s), FleetSpec(1, replica, "round_robin"))
+        return self.play_these(setting, self._workload_at(requests_per_s))
+
+    def play_these(self, setting: Setting, workload: Workload) -> Outcome:
+        """What users see who ask for ``workload``."""
+        return simulate(workload, FleetSpec(1, self._replica(setting), "round_robin"))
 
     def keeps(self, outcome: Outcome) -> bool:
         """Whether all limits are kept, and everybody is answered."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simulator.outcome import Outcome
     from simulator.replica_kind import ReplicaKind
     from simulator.serve_yaml import ServeYaml
-    from simulator.tuning import Found, Slo
+    from simulator.tuning import Found, Search, Slo
     from simulator.workload import Workload
 
 HELP = "find the engine settings with the most tokens/s within limits on TTFT and TPOT"
@@ -193,7 +193,7 @@ def _tune(task: _Task, args: argparse.Namespace) -> int:
         print(checked.stderr.strip(), file=sys.stderr)
         # A preset is of other hardware than this machine's.
         return 0 if args.gpu else 1
-    return 0 if args.no_verify or _verify(task, found, args) else 1
+    return 0 if args.no_verify or _verify(task, search, found, args) else 1
 
 
 def _describe(task: _Task, found: "Found") -> str:
@@ -235,24 +235,28 @@ def _advice(args: argparse.Namespace) -> str:
     return f"What may help: {', '.join(ways)}, or take a {hardware} that is faster"
 
 
-def _verify(task: _Task, found: "Found", args: argparse.Namespace) -> bool:
+def _verify(task: _Task, search: "Search", found: "Found", args: argparse.Namespace) -> bool:
     """Play the same requests at the rate that was found on the engine, with the old settings and
     the new ones. False: the new ones break a limit there, or could not be tried."""
     workload = task.workload_at(found.requests_per_s).first(args.verify_requests)
-    print(f"on the engine, {len(workload)} requests at {found.requests_per_s:.3g} requests/s:")
+    print(f"{len(workload)} requests at {found.requests_per_s:.3g} requests/s:")
+    print(f"tuned, simulated: {_figures(task, search.play_these(found.setting, workload))}")
     is_kept = False
     for label, file in (("before", args.base), ("tuned", args.out)):
         outcome = _replay(workload, file, task.base.model)
         if isinstance(outcome, str):
-            print(f"{label}: not tried: {outcome}", flush=True)
+            print(f"{label}, on the engine: not tried: {outcome}", flush=True)
             is_kept = False
             continue
-        figures = ", ".join(f"{s.name} {s.measured_ms(outcome):.4g}" for s in task.slos)
         is_kept = all(s.measured_ms(outcome) <= s.limit_ms for s in task.slos)
         verdict = "within the limits" if is_kept else "beyond a limit"
-        speed = f"{outcome.answer_tokens_per_s:.1f} tokens/s"
-        print(f"{label}: {speed}, {figures}: {verdict}", flush=True)
+        print(f"{label}, on the engine: {_figures(task, outcome)}: {verdict}", flush=True)
     return is_kept
+
+
+def _figures(task: _Task, outcome: "Outcome") -> str:
+    figures = ", ".join(f"{s.name} {s.measured_ms(outcome):.4g}" for s in task.slos)
+    return f"{outcome.answer_tokens_per_s:.1f} tokens/s, {figures}"
 
 
 def _replay(workload: "Workload", file: Path, model: str) -> "Outcome | str":
