@@ -68,8 +68,7 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
         assert len(held) + tier.free_images(LAYOUT) == NUM_IMAGES
         await tier.close()
     assert tier.stats().journal_records < num_stored, "the journal was not rewritten"
-    assert num_stored > 10 * NUM_IMAGES
-    assert num_evicted > 10 * NUM_IMAGES
+    assert num_evicted > NUM_IMAGES
 
 
 async def test_a_folder_of_a_living_process_is_refused(tmp_path: Path) -> None:
