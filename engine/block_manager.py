@@ -6,21 +6,27 @@ tables live in the sequence; only this module changes them. Must not know budget
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import cast
 
 from cache_tiers.keys import BlockKey
+from cache_tiers.messages import Found
 from engine.block_pool import BlockPool
 from engine.kv_geometry import KvGeometry
 from engine.messages import KEY_STRIDE, CacheEvents
 from engine.prefix_cache import PrefixCache, num_passed_blocks
 from engine.sequence import Sequence
 from engine.step import NO_BLOCK, BlockCopy, TableUpdate
+from engine.write_policy import BlockWriter, HeldBlock
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The cached prefix of a sequence that waits; valid until the next change of the pool."""
+    """The prefix of a sequence that waits, as far as its KV is there; valid until the next change
+    of the pool.
+    """
 
     block_tables: tuple[list[int], ...]
     """Per KV group, equally long; ``NO_BLOCK`` where no later token looks."""
@@ -28,6 +34,12 @@ class PrefixHit:
     """Never the whole sequence: its last token is computed in any case, to sample from. When all
     are cached, computing it writes to a cached block, so that is copied.
     """
+    num_held_tokens: int
+    """Of them, those in ``block_tables``."""
+    images: tuple[Found, ...] = ()
+    """What follows in the arena, each to be loaded into a block of its own; a partial one last."""
+    check: Found | None = None
+    """The image after them, which is computed all the same, to compare."""
 
 
 class BlockManager:
@@ -40,8 +52,12 @@ class BlockManager:
         *,
         prefix_caching: bool,
         key_stride: int = KEY_STRIDE,
+        event_numbers: Iterator[int] | None = None,
+        writer: BlockWriter | None = None,
     ) -> None:
-        """``key_stride``: see ``PrefixCache``."""
+        """``key_stride`` and ``event_numbers``: see ``PrefixCache``. ``writer`` is told what is
+        evicted and what is used again, where there are tiers to keep it.
+        """
         self.geometry = geometry
         self._block_size = geometry.block_size_tokens
         self._windows = [group.window for group in geometry.groups]
@@ -49,8 +65,9 @@ class BlockManager:
             (group, window) for group, window in enumerate(self._windows) if window is not None
         ]
         self._prefix_caching = prefix_caching
-        self._cache = PrefixCache(geometry, key_stride=key_stride)
-        self._pool = BlockPool(num_blocks, on_evict=self._cache.evict)
+        self._cache = PrefixCache(geometry, key_stride=key_stride, event_numbers=event_numbers)
+        self._writer = writer
+        self._pool = BlockPool(num_blocks, on_evict=self._evict)
         self._last_holders = [""] * num_blocks
         """Request ids, of who took each block last."""
         self._copy_sources: Counter[int] = Counter()
@@ -100,16 +117,41 @@ class BlockManager:
 
     @property
     def no_hit(self) -> PrefixHit:
-        return PrefixHit(tuple([] for _ in self._windows), 0)
+        return PrefixHit(tuple([] for _ in self._windows), 0, 0)
 
     def find_prefix(self, sequence: Sequence) -> PrefixHit:
-        """The longest cached prefix, over the generated tokens of a preempted sequence too."""
+        """The longest cached prefix, over the generated tokens of a preempted sequence too, and the
+        images that go on where it ends.
+        """
         if not self._prefix_caching or sequence.needs_prompt_logprobs:
             return self.no_hit
         num_tokens = sequence.num_tokens
         tables = self._cache.match(sequence.block_keys, num_tokens)
-        num_hit = min(len(tables[0]) * self._block_size, num_tokens - 1)
-        return PrefixHit(tuple(tables), num_hit)
+        num_held = min(len(tables[0]) * self._block_size, num_tokens - 1)
+        if sequence.restore is None:
+            return PrefixHit(tuple(tables), num_held, num_held)
+        keys = islice(sequence.block_keys, len(tables[0]), None)
+        images = sequence.restore.usable(keys, len(tables[0]))
+        check = images.pop() if images and sequence.restore.is_checked else None
+        num_hit = len(tables[0]) * self._block_size + sum([i.num_tokens for i in images])
+        return PrefixHit(
+            tuple(tables), min(num_hit, num_tokens - 1), num_held, tuple(images), check
+        )
+
+    def num_held_blocks(self, sequence: Sequence) -> int:
+        """Leading full blocks of the prompt that are cached. Without windows."""
+        prompt_keys = cast("list[BlockKey]", sequence.request.block_keys)
+        return len(self._cache.match(prompt_keys, sequence.num_tokens)[0])
+
+    def find_block(self, key: bytes) -> HeldBlock | None:
+        """The block with the KV of ``key``. Of models with one KV group."""
+        found = self._cache.find(BlockKey(key))
+        return None if found is None else HeldBlock(found[0], found[1].chain_len)
+
+    @property
+    def kept_keys(self) -> list[BlockKey]:
+        """Keys of all cached blocks."""
+        return self._cache.keys
 
     def num_admission_blocks(self, sequence: Sequence, hit: PrefixHit, *, chunk_tokens: int) -> int:
         """Free blocks that ``sequence`` takes until all its tokens are computed.
@@ -119,7 +161,7 @@ class BlockManager:
         """
         num_blocks = self._num_blocks(sequence.num_tokens)
         num_taken = 0
-        if hit.num_tokens % self._block_size:
+        if hit.num_tokens < len(hit.block_tables[0]) * self._block_size:
             num_taken += len(self._windows)  # a copy in each group
         for table, window in zip(hit.block_tables, self._windows, strict=True):
             num_passed = num_passed_blocks(window, hit.num_tokens, self._block_size)
@@ -146,6 +188,8 @@ class BlockManager:
         grows can then take them away. The caller has asked for ``num_admission_blocks``.
         """
         request_id = sequence.request.request_id
+        if self._writer is not None:
+            self._writer.want(islice(sequence.block_keys, len(hit.block_tables[0])))
         sequence.block_tables = [list(table) for table in hit.block_tables]
         sequence.num_passed_blocks = [
             num_passed_blocks(window, hit.num_tokens, self._block_size) for window in self._windows
@@ -159,7 +203,7 @@ class BlockManager:
         for table, window in zip(sequence.block_tables, self._windows, strict=True):
             if window is None:
                 table += [self._allocate(request_id) for _ in range(len(table), num_blocks)]
-        sequence.num_computed_tokens = hit.num_tokens
+        sequence.num_computed_tokens = hit.num_held_tokens
         sequence.num_published_blocks = len(hit.block_tables[0])
         sequence.num_writable_tokens = 0
 
@@ -313,6 +357,11 @@ class BlockManager:
             visible = num_passed_blocks(window, sequence.num_computed_tokens, self._block_size)
             assert num_passed <= visible, "a block went that the next token sees"
             assert [b == NO_BLOCK for b in table] == [i < num_passed for i in range(len(table))]
+
+    def _evict(self, block_id: int) -> None:
+        content = self._cache.evict(block_id)
+        if self._writer is not None:
+            self._writer.evicted(block_id, content.key, content.chain_len)
 
     def _allocate(self, request_id: str) -> int:
         block_id = self._pool.allocate()

@@ -4,6 +4,7 @@ Not thread-safe: ``add``, ``abort`` and ``step`` are called by one thread, never
 Usable without a process, a socket or a device; must not know tensors, transport or text.
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestError, StepOutOfMemory
 from engine.kv_geometry import KvGeometry
 from engine.load_meter import LoadMeter
-from engine.load_view import make_load_view
+from engine.load_view import make_load_view, make_recompute_cost
 from engine.messages import CacheEvents, EngineRequest, FinishReason, LoadView, TokenDelta, Usage
 from engine.notes import Notes
 from engine.observations import EngineStats, RequestNote, StepRecord
@@ -26,6 +27,8 @@ from engine.sequence import Sequence
 from engine.step import ModelRunner, StepPlan
 from engine.step_limits import StepLimits
 from engine.step_recorder import StepRecorder, StepTime, count_prefill_tokens
+from engine.tier_desk import TierDesk
+from wire.pipe import SyncPipe
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +76,7 @@ class Engine:
         )
         self._notes = Notes()
         self._step_limits = StepLimits(config)
+        self._tiers: TierDesk | None = None
         self._start_anew()
         self._runner = runner
         self._clock = clock
@@ -90,8 +94,61 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` would compute or say anything."""
-        return bool(self._live or self._deltas)
+        """Whether ``step`` would compute or say anything; not while all that are here wait for the
+        node.
+        """
+        return bool(self._deltas) or self._scheduler.has_work
+
+    @property
+    def load(self) -> LoadView:
+        """As it is between steps."""
+        return make_load_view(
+            self._scheduler, self._blocks, self._meter, self._step_limits.step_times, self._tiers
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        """As they are between steps."""
+        return self._recorder.stats(self._scheduler, self._tiers)
+
+    def use_tiers(self, tiers: TierDesk) -> None:
+        """Keep KV outside of the accelerator, too. Starts anew, as ``forget`` does; precondition:
+        the model has one KV group, without a window, and prefixes are cached.
+        """
+        self._tiers = tiers
+        self.forget()
+
+    def poll_tiers(self) -> list[CacheEvents]:
+        """Go on with what the node has brought; returns what its media gained and lost. Due between
+        steps, and while there are none: after ``tiers_wait_s``, or when ``tiers_pipe`` has news.
+        """
+        if self._tiers is None:
+            return []
+        self._notes.now_s = self._clock()
+        for samples in self._tiers.poll(self._notes.now_s):
+            self._scheduler.add(samples)
+        return self._tiers.take_events(self._event_numbers)
+
+    @property
+    def tiers_pipe(self) -> SyncPipe | None:
+        return None if self._tiers is None else self._tiers.pipe
+
+    @property
+    def tiers_wait_s(self) -> float | None:
+        """None: any time."""
+        return None if self._tiers is None else self._tiers.wait_s(self._clock())
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether blocks that were to be stored wait for it."""
+        return self._tiers is not None and self._tiers.writer.num_wanted > 0
+
+    def store_kept(self) -> None:
+        """Let the node have what only the accelerator keeps; the next steps do it, even those in
+        which nobody is here.
+        """
+        if self._tiers is not None:
+            self._tiers.writer.want(self._blocks.kept_keys)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. One that can never be served gets an error delta from the next step."""
@@ -117,7 +174,9 @@ class Engine:
             for index in range(request.num_samples)
         ]
         self._live[request.request_id] = samples
-        self._scheduler.add(samples)
+        self._scheduler.line_up(samples)
+        if self._tiers is None or not self._ask_node(self._tiers, samples):
+            self._scheduler.add(samples)
         self._notes.now_s = now_s
         self._notes.add(samples[0], "taken")
 
@@ -156,10 +215,8 @@ class Engine:
         return StepOutput(
             deltas,
             self._blocks.take_events(),
-            make_load_view(
-                self._scheduler, self._blocks, self._meter, self._step_limits.step_times
-            ),
-            self._recorder.stats(self._scheduler),
+            self.load,
+            self.stats,
             record,
             self._notes.take(),
         )
@@ -182,13 +239,16 @@ class Engine:
         Precondition: no request is here. The speeds measured so far stay known, and the steps that
         were out of memory.
         """
-        assert not self.has_work
+        assert not self._live
+        assert not self._deltas
         self._start_anew()
         self._scheduler.reset()  # the runner still holds the slots of the last requests
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless requests, slots and blocks agree."""
         num_scheduled = self._scheduler.num_waiting + self._scheduler.num_running
+        if self._tiers is not None:
+            num_scheduled += self._tiers.num_waiting
         num_live = sum(map(len, self._live.values()))
         assert num_live == num_scheduled, "live and scheduled sequences differ"
         assert all(self._live.values()), "a request is live without a sample"
@@ -196,16 +256,35 @@ class Engine:
 
     def close(self) -> None:
         """Give the device memory back; no call follows."""
+        if self._tiers is not None:
+            self._tiers.close()
         self._runner.close()
 
     def _start_anew(self) -> None:
+        tiers = self._tiers
+        self._event_numbers = itertools.count(1)
         self._blocks = BlockManager(
-            self._num_blocks, self._geometry, prefix_caching=self._config.prefix_caching
+            self._num_blocks,
+            self._geometry,
+            prefix_caching=self._config.prefix_caching,
+            event_numbers=self._event_numbers,
+            writer=None if tiers is None else tiers.writer,
         )
         self._notes.take()
-        self._scheduler = Scheduler(self._config, self._blocks, self._notes, self._step_limits)
+        self._scheduler = Scheduler(
+            self._config, self._blocks, self._notes, self._step_limits, tiers=tiers
+        )
         self._audit = BlockAudit(self._blocks, self._scheduler.running)
         self._recorder = StepRecorder()
+
+    def _ask_node(self, tiers: TierDesk, samples: list[Sequence]) -> bool:
+        """Whether the request is to wait for what the node has of its prefix."""
+        first = samples[0]
+        num_held = self._blocks.num_held_blocks(first)
+        first.num_expected_hit_tokens = num_held * self._geometry.block_size_tokens
+        for sample in samples[1:]:
+            sample.num_expected_hit_tokens = sample.num_tokens
+        return tiers.ask(samples, num_held, lambda: make_recompute_cost(self.load))
 
     def _refuse(self, request: EngineRequest, error: str) -> None:
         usage = Usage(len(request.token_ids), cached_tokens=0, completion_tokens=0)
@@ -228,8 +307,12 @@ class Engine:
                 self._finish(sequence, FinishReason.TIMEOUT)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._scheduler.finish(sequence)
         sequence.finish_reason = reason
+        if self._tiers is not None and self._tiers.is_waiting(sequence):
+            self._tiers.leave(sequence)
+            self._notes.add(sequence, "last_token", sequence.num_generated_tokens)
+        else:
+            self._scheduler.finish(sequence)
         self._deliver([sequence])
 
     def _deliver(self, sequences: list[Sequence]) -> None:
@@ -247,8 +330,10 @@ class Engine:
 
     def _carry_out(self, plan: StepPlan, started_s: float) -> StepRecord:
         outcome: Literal["ok", "out_of_memory", "failed"] = "ok"
+        transfer_s = 0.0
         try:
             result = self._runner.execute(plan)
+            transfer_s = result.transfer_s
             self._notes.now_s = self._clock()
             self._deliver(self._scheduler.commit(plan, result))
             self.num_failed_steps = 0
@@ -260,8 +345,11 @@ class Engine:
             self._fail_all(error)
         time = StepTime(started_s, self._clock())
         if outcome == "ok":
-            self._meter.record(time.duration_s, count_prefill_tokens(plan))
-            self._step_limits.record_time(plan, started_s=started_s, ended_s=time.ended_s)
+            if plan.scheduled:
+                self._meter.record(time.duration_s, count_prefill_tokens(plan))
+            self._step_limits.record_time(
+                plan, started_s=started_s, ended_s=time.ended_s, transfer_s=transfer_s
+            )
         return self._recorder.record(plan, time, self._scheduler, self._blocks, outcome)
 
     def _give_up(self, plan: StepPlan, error: StepOutOfMemory) -> None:
@@ -302,6 +390,8 @@ class Engine:
         self._notes.now_s = self._clock()
         self._audit.restart()
         self._scheduler.reset()
+        if self._tiers is not None:
+            self._tiers.forget_requests()
         for sequence in [s for samples in self._live.values() for s in samples]:
             sequence.finish_reason = FinishReason.ERROR
             sequence.error = _STEP_FAILED

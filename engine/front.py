@@ -41,7 +41,7 @@ from engine.model_card import make_model_card
 from engine.open_requests import OpenRequests
 from engine.profile_orders import ProfileOrders
 from engine.rank_group import MAX_SILENCE_S, RankGroup
-from engine.rank_messages import FromGateway, GatewayGone, Record, StepReport
+from engine.rank_messages import FromGateway, GatewayGone, Record, StepReport, StoreKept
 from engine.records import Records
 from wire.connection import Connection
 from wire.endpoint import Endpoint
@@ -56,6 +56,8 @@ MAX_GATEWAY_BACKLOG_BYTES = 8 * MIB
 """Frames that a gateway has not read; with more, it is cut."""
 DRAIN_SETTLE_S = 1.0
 """Credits that are out when draining begins can be used for so long: submits are on their way."""
+STORE_KEPT_LIMIT_S = 5.0
+"""For storing what the accelerator keeps, when the last request has ended."""
 SNAPSHOT_KEY_BYTES = 40
 """Most that a key takes in a snapshot."""
 MAX_REQUEST_ID_CHARS = 256
@@ -122,6 +124,7 @@ class EngineFront:
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: str | None = None
         self._is_draining = False
+        self._kept_stored = asyncio.Event()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(GatewayMessage).decode
 
@@ -213,11 +216,26 @@ class EngineFront:
         while self._failure is None:
             is_settled = self._ledger.num_granted == 0 or now_s() - started_s > DRAIN_SETTLE_S
             if self._ledger.num_in_flight == 0 and is_settled:
+                await self._store_kept()
                 return True
             if grace_s is not None and now_s() - started_s > grace_s:
                 break
             await asyncio.sleep(_DRAIN_POLL_S)
         return False
+
+    async def _store_kept(self) -> None:
+        """Let the node's cache have the prefixes that only this replica holds."""
+        if self._spec.node_cache_socket is None:
+            return
+        self._ranks.send(StoreKept())
+        try:
+            await asyncio.wait_for(self._kept_stored.wait(), STORE_KEPT_LIMIT_S)
+        except TimeoutError:
+            logger.warning(
+                "%s: not all cached prefixes were stored in %.0f s, the rest is lost",
+                self._engine_id,
+                STORE_KEPT_LIMIT_S,
+            )
 
     async def close(self) -> None:
         """Close all connections and end the step loop's process; fine at any time, even twice."""
@@ -322,6 +340,8 @@ class EngineFront:
 
     def _pass_on(self, report: StepReport) -> None:
         self._load = report.load
+        if report.is_kept_stored:
+            self._kept_stored.set()
         if report.events is not None:
             self._mirror.apply(report.events)
         self._follow(report)

@@ -90,6 +90,16 @@ class LoadLimits:
             return most
         return self.model.prefill_tokens_within(time_s, decodes, start=start, most=most)
 
+    def spare_s(self, decodes: StepWork) -> float | None:
+        """Time that a step may take beside ``decodes``, for other work than theirs; None: any."""
+        if decodes.num_decodes == 0:
+            return None
+        if self._target_s is not None and self.model.confidence > 0:
+            return max(0.0, self._aim_s(self._target_s) - self.model.predict(decodes))
+        if self._target_s is None and self._max_stretch is not None and self.model.seen == 1:
+            return (self._max_stretch - 1) * self.model.predict(decodes)
+        return None
+
     @property
     def _is_known(self) -> bool:
         return self.model.confidence >= MIN_CONFIDENCE

@@ -46,6 +46,10 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """Of the prefill tokens, those that had been computed before."""
     num_padding_tokens: int = 0
     """Computed for nobody."""
+    num_loads: int = 0
+    """Blocks brought from the node's cache."""
+    num_stores: int = 0
+    """Blocks brought there."""
 
 
 class RequestNote(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +57,40 @@ class RequestNote(msgspec.Struct, frozen=True, array_like=True):
 
     request_id: str
     event: TimelineEvent
+
+
+class TierStats(msgspec.Struct, frozen=True, array_like=True):
+    """What the KV tiers did; totals are since start. Kinds are those of ``cache_tiers.tier``."""
+
+    is_connected: bool = False
+    num_stored_blocks: int = 0
+    num_loaded_blocks: dict[str, int] = {}
+    """By the kind of tier where they were found."""
+    num_failed_blocks: dict[str, int] = {}
+    """Images that were not what they should be, by kind."""
+    num_dropped_blocks: int = 0
+    """That were to be stored, but for want of a slot."""
+    num_wanted_blocks: int = 0
+    """Now: that wait to be stored."""
+    transfer_s: float = 0.0
+    """Copying between accelerator and arena, both ways."""
+    load_s: float = 0.0
+    """Of it, for the prefixes that were restored."""
+    fetch_s: float = 0.0
+    """What the node took to bring images into the arena."""
+    num_fetches: int = 0
+    """Prompts that waited for the node."""
+    num_timeouts: int = 0
+    """Of them, those that it did not answer in time."""
+    num_predictions: int = 0
+    """Times that the node predicted, of what did not lie in the arena."""
+    num_good_predictions: int = 0
+    """Off by at most a quarter of what it took."""
+    num_checks: int = 0
+    """Blocks computed again to compare them with their image."""
+    num_differing: int = 0
+    num_losses: int = 0
+    """How often the node's cache was lost."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -80,6 +118,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     gc_pause_s: float = 0.0
     """Wall time in them."""
     longest_gc_pause_s: float = 0.0
+    tiers: TierStats | None = None
+    """None without tiers."""
 
 
 class MemoryBytes(msgspec.Struct, frozen=True, array_like=True):

@@ -55,6 +55,8 @@ class Places:
         sequence.num_once_computed_tokens = max(
             sequence.num_once_computed_tokens, sequence.num_computed_tokens
         )
+        if sequence.restore is not None:
+            sequence.restore.pause()
         self._leave(sequence)
         sequence.num_expected_hit_tokens = self._blocks.find_prefix(sequence).num_tokens
         self.waiting.add([sequence])

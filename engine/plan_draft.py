@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 
 from engine.sequence import Sequence
-from engine.step import Admission, BlockCopy, ScheduledSequence, StepPlan, TableUpdate
+from engine.step import (
+    Admission,
+    BlockCopy,
+    BlockTransfer,
+    ScheduledSequence,
+    StepPlan,
+    TableUpdate,
+)
 
 
 @dataclass(slots=True)
@@ -13,10 +20,15 @@ class PlanDraft:
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     block_copies: list[BlockCopy] = field(default_factory=list)
+    loads: list[BlockTransfer] = field(default_factory=list)
+    comparisons: list[BlockTransfer] = field(default_factory=list)
+    num_loads_left: int = 0
+    """That the step has room for."""
 
     def admit(self, sequence: Sequence) -> None:
         """``sequence`` entered its slot, with the blocks that it has now."""
         assert sequence.slot is not None
+        sequence.is_admitted = True
         self.admissions.append(
             Admission(
                 slot=sequence.slot,
@@ -60,7 +72,12 @@ class PlanDraft:
         )
 
     def seal(
-        self, step_id: int, *, released_slots: tuple[int, ...], freed_block_ids: tuple[int, ...]
+        self,
+        step_id: int,
+        *,
+        released_slots: tuple[int, ...],
+        freed_block_ids: tuple[int, ...],
+        stores: tuple[BlockTransfer, ...] = (),
     ) -> StepPlan:
         return StepPlan(
             step_id=step_id,
@@ -69,4 +86,7 @@ class PlanDraft:
             block_copies=tuple(self.block_copies),
             admissions=tuple(self.admissions),
             scheduled=tuple(self.scheduled),
+            stores=stores,
+            loads=tuple(self.loads),
+            comparisons=tuple(self.comparisons),
         )

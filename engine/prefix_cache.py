@@ -5,8 +5,8 @@ per key; behind a sliding window old blocks are of no use, so that a prefix is f
 window before its end is there. Must not know reference counts, tokens or sequences.
 """
 
-from collections.abc import Iterable
-from itertools import takewhile
+from collections.abc import Iterable, Iterator
+from itertools import count, takewhile
 from typing import NamedTuple
 
 from cache_tiers.keys import BlockKey
@@ -34,8 +34,16 @@ def num_passed_blocks(window: int | None, position: int, block_size: int) -> int
 class PrefixCache:
     """Owner of the key maps. ``_block_of`` is the truth; the reverse map is derived from it."""
 
-    def __init__(self, geometry: KvGeometry, *, key_stride: int = KEY_STRIDE) -> None:
-        """``key_stride``: routers are told of every so manieth key of a chain."""
+    def __init__(
+        self,
+        geometry: KvGeometry,
+        *,
+        key_stride: int = KEY_STRIDE,
+        event_numbers: Iterator[int] | None = None,
+    ) -> None:
+        """``key_stride``: routers are told of every so manieth key of a chain; ``event_numbers``
+        counts the events of the replica, where other media have some, too.
+        """
         self._block_size = geometry.block_size_tokens
         self._key_stride = key_stride
         self._windows = [group.window for group in geometry.groups]
@@ -59,7 +67,7 @@ class PrefixCache:
         """What routers know by the events taken so far."""
         self._touched: dict[BlockKey, None] = {}
         """Keys that may have come or gone since."""
-        self._num_events = 0
+        self._event_numbers = event_numbers or count(1)
 
     @property
     def announced_keys(self) -> frozenset[BlockKey]:
@@ -68,6 +76,11 @@ class PrefixCache:
     @property
     def block_ids(self) -> Iterable[int]:
         return self._content.keys()
+
+    @property
+    def keys(self) -> list[BlockKey]:
+        """Of the first group; in the order of insertion."""
+        return list(self._block_of[0])
 
     def match(self, keys: Iterable[BlockKey], num_tokens: int) -> list[list[int]]:
         """Block tables of the longest cached prefix of the chain ``keys``, all equally long.
@@ -100,10 +113,17 @@ class PrefixCache:
         self._content[block_id] = content
         return True
 
-    def evict(self, block_id: int) -> None:
-        """Forget a block whose memory is handed out again."""
-        self._remove(self._content[block_id])
+    def find(self, key: BlockKey) -> tuple[int, CachedBlock] | None:
+        """The first group's block of ``key``."""
+        block_id = self._block_of[0].get(key)
+        return None if block_id is None else (block_id, self._content[block_id])
+
+    def evict(self, block_id: int) -> CachedBlock:
+        """Forget a block whose memory is handed out again; returns what it held."""
+        content = self._content[block_id]
+        self._remove(content)
         del self._content[block_id]
+        return content
 
     def commit(self) -> None:
         """The step that inserted blocks is complete: they stay."""
@@ -137,8 +157,7 @@ class PrefixCache:
         self._touched.clear()
         if not stored and not evicted:
             return None
-        self._num_events += 1
-        return CacheEvents(self._num_events, stored, evicted)
+        return CacheEvents(next(self._event_numbers), stored, evicted)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless keys and blocks map one to one."""

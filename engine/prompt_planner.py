@@ -9,6 +9,7 @@ from engine.block_manager import BlockManager
 from engine.kv_demand import KvDemand
 from engine.places import Places
 from engine.plan_draft import PlanDraft
+from engine.restore_planner import RestorePlanner
 from engine.sequence import Sequence
 from engine.step import TableUpdate
 
@@ -17,12 +18,19 @@ class PromptPlanner:
     """Keeps nothing of its own; after the decodes of the same step are planned."""
 
     def __init__(
-        self, places: Places, blocks: BlockManager, admission: AdmissionControl, demand: KvDemand
+        self,
+        places: Places,
+        blocks: BlockManager,
+        admission: AdmissionControl,
+        demand: KvDemand,
+        restores: RestorePlanner | None = None,
     ) -> None:
+        """``restores``: where there are tiers."""
         self._places = places
         self._blocks = blocks
         self._admission = admission
         self._demand = demand
+        self._restores = restores
 
     def plan(self, draft: PlanDraft, unfinished: list[Sequence], budget_tokens: int) -> None:
         """Add to ``draft`` what fits of those that run, ``unfinished``, and those that wait."""
@@ -30,8 +38,8 @@ class PromptPlanner:
             if sequence.slot is None:  # gave way meanwhile
                 continue
             budget_tokens = self._plan_admissions(draft, budget_tokens, before=sequence)
-            if budget_tokens > 0 and sequence.slot is not None:
-                budget_tokens = self._plan_chunk(draft, sequence, budget_tokens)
+            if sequence.slot is not None:
+                budget_tokens = self._advance(draft, sequence, budget_tokens)
         self._plan_admissions(draft, budget_tokens)
 
     def _plan_admissions(
@@ -50,13 +58,26 @@ class PromptPlanner:
             self._places.enter(sequence, num_cached_tokens=hit.num_tokens)
             self._blocks.admit(sequence, hit)
             if sequence.cached_tokens is None:
-                sequence.cached_tokens = hit.num_tokens
+                sequence.cached_tokens = hit.num_held_tokens
                 self._places.totals.num_prompt_tokens += sequence.num_tokens
-                self._places.totals.num_cached_prompt_tokens += hit.num_tokens
-            draft.admit(sequence)
-            budget_tokens = self._plan_chunk(draft, sequence, budget_tokens)
+                self._places.totals.num_cached_prompt_tokens += hit.num_held_tokens
+            if self._restores is not None:
+                self._restores.begin(sequence, hit)
+            budget_tokens = self._advance(draft, sequence, budget_tokens)
             assert sequence.slot is not None, "admitted without room for a token"
         return budget_tokens
+
+    def _advance(self, draft: PlanDraft, sequence: Sequence, budget_tokens: int) -> int:
+        """Plan the next images of a prompt or, once they are there, tokens; returns the budget
+        left.
+        """
+        if self._restores is not None and self._restores.plan_loads(draft, sequence):
+            return budget_tokens
+        if budget_tokens <= 0:
+            return budget_tokens
+        if not sequence.is_admitted:
+            draft.admit(sequence)
+        return self._plan_chunk(draft, sequence, budget_tokens)
 
     def _plan_chunk(self, draft: PlanDraft, sequence: Sequence, budget_tokens: int) -> int:
         """Plan the next tokens of a prompt; returns the budget left: 0 while more of it is to come,
@@ -74,6 +95,8 @@ class PromptPlanner:
         is_last = end == num_tokens
         sampling_slots = self._sampling_slots(draft, sequence) if is_last else ()
         draft.add_chunk(sequence, end, updates, sampling_slots)
+        if self._restores is not None:
+            self._restores.plan_check(draft, sequence, end)
         if not is_last:
             return 0
         if sequence.sampling.max_tokens == 0 and self._places.waiting.siblings_of(sequence):
@@ -114,7 +137,7 @@ class PromptPlanner:
             for sibling in self._places.waiting.siblings_of(sequence)[:num_places]:
                 if not self._admission.can_fork(sibling):
                     break
-                sibling.cached_tokens = sequence.cached_tokens
+                sibling.share_prompt_counts(sequence)
                 self._places.enter(sibling, num_cached_tokens=sequence.cached_tokens or 0)
                 siblings.append(sibling)
         if siblings:

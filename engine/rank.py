@@ -35,6 +35,7 @@ from engine.rank_messages import Failed, Loaded, RankEvent, Ready
 from engine.runner import LoadedRunner, check_start, create_runner
 from engine.step import ModelRunner
 from engine.step_loop import StepLoop
+from engine.tier_setup import use_node_cache
 from engine.warm_up import warm_up
 from wire.errors import ConnectionClosed
 from wire.pipe import SyncPipe
@@ -124,6 +125,7 @@ def _load(front: SyncPipe, place: _Place) -> _Loop:
         )
     runner = BroadcastRunner(loaded.runner, place.links) if rank.size > 1 else loaded.runner
     engine, ready = _warm_engine(spec, loaded, runner, load_time_s)
+    use_node_cache(engine, spec, loaded, runner)
     garbage.take_over()
     _say(front, ready)
     return StepLoop(engine, front, garbage, StepProfiler(loaded.probe))

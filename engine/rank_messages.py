@@ -32,6 +32,12 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag="record"):
     order: ProfileOrder
 
 
+class StoreKept(msgspec.Struct, frozen=True, array_like=True, tag="store_kept"):
+    """The replica leaves: let the node's cache have all that only the accelerator keeps; a
+    ``StepReport`` says when it has.
+    """
+
+
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The model is loaded and warm; the step loop runs."""
 
@@ -90,6 +96,8 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     notes: list[RequestNote] = []
     profile: Profile | None = None
     """What a ``Record`` asked for."""
+    is_kept_stored: bool = False
+    """What a ``StoreKept`` asked for is done, as far as there was room."""
 
 
 class PlanFrame(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
@@ -123,7 +131,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
     """Why this rank can't use the arena."""
 
 
-RankCommand = FromGateway | GatewayGone | Record
+RankCommand = FromGateway | GatewayGone | Record | StoreKept
 RankEvent = Ready | Loaded | Failed | StepReport
 FromLeader = PlanFrame | JoinArena
 FromFollower = Transferred | Joined

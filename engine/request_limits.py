@@ -8,11 +8,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cache_tiers.keys import KEY_BYTES
 from engine.errors import RequestError
 from engine.kv_geometry import KvGeometry
 from engine.messages import EngineRequest, SamplingParams
 
 MAX_NUM_SAMPLES = 128
+MAX_BREAKPOINTS = 64
+MAX_TTL_S = 30 * 86_400.0
+"""Nothing is kept for longer."""
 MAX_NUM_LOGPROBS = 128
 """Alternatives per token: a bound for memory, far above what clients may ask for."""
 
@@ -82,6 +86,8 @@ class RequestLimits:
                 f"The prompt has {num_tokens} tokens; at most {most} fit this engine."
             )
         self._check_token_ids("The prompt", request.token_ids)
+        _check_keys(request)
+        _check_breakpoints(request)
         if len(request.block_keys) != num_tokens // self.block_size_tokens:
             raise RequestError("The prompt's block keys do not match this engine's block size.")
 
@@ -92,6 +98,26 @@ class RequestLimits:
                     f"{where} holds the token id {token_id}; the model knows 0 to "
                     f"{self.vocab_size - 1}."
                 )
+
+
+def _check_keys(request: EngineRequest) -> None:
+    if request.block_keys or request.breakpoints:
+        sizes = {len(request.root_key), *map(len, request.block_keys)}
+        if sizes != {KEY_BYTES}:
+            raise RequestError(f"Block keys must have {KEY_BYTES} bytes.")
+
+
+def _check_breakpoints(request: EngineRequest) -> None:
+    breakpoints = request.breakpoints
+    if len(breakpoints) > MAX_BREAKPOINTS:
+        raise RequestError(f"A prompt may have at most {MAX_BREAKPOINTS} cache breakpoints.")
+    lengths = [0, *(breakpoint_.num_tokens for breakpoint_ in breakpoints)]
+    if lengths != sorted(set(lengths)) or lengths[-1] > len(request.token_ids):
+        raise RequestError("Cache breakpoints must lie within the prompt, in rising order.")
+    if not all(0 < breakpoint_.ttl_s <= MAX_TTL_S for breakpoint_ in breakpoints):
+        raise RequestError(f"ttl_s of a cache breakpoint must lie above 0, up to {MAX_TTL_S:.0f}.")
+    if not 0 <= (request.expected_return_s or 0.0) <= MAX_TTL_S:
+        raise RequestError(f"expected_return_s must lie between 0 and {MAX_TTL_S:.0f}.")
 
 
 def _check_resumption(request: EngineRequest) -> None:

@@ -33,7 +33,8 @@ def match_result(
 def _check_prompt_logprobs(
     plan: StepPlan, result: StepResult, sequence_of_slot: Mapping[int, Sequence]
 ) -> None:
-    if plan.scheduled[-1].is_last_pending and not result.prompt_logprobs:
+    is_last_decode = not plan.scheduled or plan.scheduled[-1].is_last_pending
+    if is_last_decode and not result.prompt_logprobs:
         return  # decodes come first, so that there is no chunk at all
     chunks = [
         (entry, sampling)

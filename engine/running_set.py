@@ -47,6 +47,7 @@ class RunningSet:
         self._free_slots.append(sequence.slot)
         self._released_slots.append(sequence.slot)
         sequence.slot = None
+        sequence.is_admitted = False
         sequence.is_last_on_device = False
 
     def take_released_slots(self) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ or found no room. A sequence is admitted, always the first that waits, once its 
 prompt fits the KV pool and the answers of all are expected to; the budget for prompts goes to
 running and waiting ones in order, so that a long prompt pauses for a more urgent one. The samples
 of one request stand one after the other; when the first has computed the prompt, the others are
-forked from it: they share its blocks and draw their first token from the same row.
+forked from it: they share its blocks and draw their first token from the same row. Blocks that the
+node's cache has brought are loaded first; a sequence computes when all of them are there.
 
 Who gives way computes again later, with what the prefix cache has kept. When decodes run out of
 blocks that is the last in the order. When the first that waits finds no place, it is those of a
@@ -25,11 +26,13 @@ from engine.observations import LimitReason
 from engine.places import Places
 from engine.plan_draft import PlanDraft
 from engine.prompt_planner import PromptPlanner
+from engine.restore_planner import RestorePlanner
 from engine.result_match import match_result
 from engine.sequence import Sequence
-from engine.step import ScheduledSequence, StepPlan, StepResult, TableUpdate
+from engine.step import BlockTransfer, ScheduledSequence, StepPlan, StepResult, TableUpdate
 from engine.step_limits import StepLimits
 from engine.step_time import StepWork
+from engine.tier_desk import TierDesk
 
 
 class Scheduler:
@@ -42,6 +45,7 @@ class Scheduler:
         notes: Notes | None = None,
         limits: StepLimits | None = None,
         demand: KvDemand | None = None,
+        tiers: TierDesk | None = None,
     ) -> None:
         self._blocks = blocks
         self._notes = notes or Notes()
@@ -54,7 +58,11 @@ class Scheduler:
         self.limits = limits or StepLimits(config)
         self._demand = demand or create_kv_demand(config.kv_admission, blocks)
         self._admission = AdmissionControl(blocks, self._running, self.limits, self._demand)
-        self._prompts = PromptPlanner(self._places, blocks, self._admission, self._demand)
+        self._tiers = tiers
+        self._restores = None if tiers is None else RestorePlanner(blocks, self.totals, tiers)
+        self._prompts = PromptPlanner(
+            self._places, blocks, self._admission, self._demand, self._restores
+        )
 
     @property
     def num_waiting(self) -> int:
@@ -98,15 +106,27 @@ class Scheduler:
         """Tokens that running sequences have KV of; shared ones count for each."""
         return sum([s.num_computed_tokens for s in self._running.sequences])
 
-    def add(self, samples: list[Sequence]) -> None:
-        """Queue all samples of a request; each fits the pool by itself."""
-        first, *others = samples
-        first.num_expected_hit_tokens = self._blocks.find_prefix(first).num_tokens
-        for sequence in others:
-            sequence.num_expected_hit_tokens = sequence.num_tokens  # the first computes it for all
+    @property
+    def has_work(self) -> bool:
+        """Whether ``plan`` has something to do."""
+        return bool(self._running or self._waiting) or self._is_store_due
+
+    def line_up(self, samples: list[Sequence]) -> None:
+        """Give all samples of a request their place in the order, once; ``add`` does so if it was
+        not done before.
+        """
         self._num_added += 1
         for sequence in samples:
             sequence.order = (sequence.due_s, self._num_added, sequence.index)
+
+    def add(self, samples: list[Sequence]) -> None:
+        """Queue the samples of a request; each fits the pool by itself."""
+        first, *others = samples
+        if first.order[1] == 0:
+            self.line_up(samples)
+        first.num_expected_hit_tokens = self._blocks.find_prefix(first).num_tokens
+        for sequence in others:
+            sequence.num_expected_hit_tokens = sequence.num_tokens  # the first computes it for all
         self._waiting.add(samples)
 
     def finish(self, sequence: Sequence) -> None:
@@ -116,22 +136,35 @@ class Scheduler:
         self._end(sequence)
 
     def plan(self) -> StepPlan | None:
-        """The next step, or ``None`` when no sequence is here."""
-        if not self._running and not self._waiting:
+        """The next step, or ``None`` when there is nothing to do."""
+        if not self.has_work:
             return None
         if self._waiting:
             self._make_way()
         draft = PlanDraft()
+        num_transfers = self._num_transfers() if self._tiers is not None else 0
+        draft.num_loads_left = num_transfers
         unfinished = self._plan_decodes(draft)
         if unfinished or self._waiting:
             self._prompts.plan(draft, unfinished, self._prompt_budget())
-        assert draft.scheduled, "sequences are here, but none of them can advance"
-        return self._seal(draft)
+        stores: tuple[BlockTransfer, ...] = ()
+        if self._tiers is not None:
+            num_stores = num_transfers - len(draft.loads)
+            stores = self._tiers.take_stores(num_stores, self._blocks.find_block)
+        if not (draft.scheduled or draft.loads):
+            is_empty = not self._running and not self._waiting
+            assert is_empty, "sequences are here, but none of them can advance"
+            if not stores:
+                return None
+        return self._seal(draft, stores)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Take in what the runner did; returns the sequences that gained a token or ended."""
         sequence_of_slot = self._running.of_slot
         advanced = match_result(plan, result, sequence_of_slot)
+        if self._restores is not None and (plan.loads or plan.comparisons):
+            for sequence in self._restores.commit(plan, result):
+                self._reach_breakpoints(sequence)
         for sequence, sampled in zip(advanced, result.sampled, strict=True):
             sequence.append(sampled)
         block_size = self._blocks.block_size
@@ -143,6 +176,8 @@ class Scheduler:
             # What led to invalid logits must be found by nobody.
             if is_block_full and sequence.finish_reason is not FinishReason.ERROR:
                 self._blocks.publish(sequence)
+            if sequence.request.breakpoints:
+                self._reach_breakpoints(sequence)
             if not entry.is_last_pending:
                 advanced += self._commit_chunk(sequence, entry)
         for chunk in result.prompt_logprobs:
@@ -154,7 +189,10 @@ class Scheduler:
                 self._end(sequence)
         self.totals.num_padding_tokens += result.num_padding_tokens
         self._blocks.commit()
-        self.limits.record_fit()
+        if self._tiers is not None:
+            self._tiers.commit(plan, result, self._recompute_s)
+        if plan.scheduled:
+            self.limits.record_fit()
         return advanced
 
     def give_up(self, plan: StepPlan) -> Sequence | None:
@@ -163,14 +201,16 @@ class Scheduler:
 
         Returns the sequence that does not even fit alone into the smallest step, if there is one.
         """
-        alone = self._running.of_slot[plan.scheduled[0].slot]
+        alone = self._running.of_slot[plan.scheduled[0].slot] if plan.scheduled else None
+        self._abandon()
         while self._running:
             self._places.preempt(self._running.last)
         self._places.clear_running()
-        return None if self.limits.shrink(plan) else alone
+        return None if not plan.scheduled or self.limits.shrink(plan) else alone
 
     def reset(self) -> None:
         """After a failure, from any state: drop all sequences, free every slot and block."""
+        self._abandon()
         self._places.clear()
 
     def check_integrity(self) -> None:
@@ -249,6 +289,7 @@ class Scheduler:
         for slot in entry.sampling_slots:
             sampling = self._running.of_slot[slot]
             if sampling is not sequence:
+                sampling.share_prompt_counts(sequence)
                 sampling.num_computed_tokens = sequence.num_computed_tokens
                 sampling.num_published_blocks = sequence.num_published_blocks
             if sampling.num_new_tokens == 1:
@@ -260,17 +301,49 @@ class Scheduler:
             self._waiting.remove(sibling)
         for sibling in [sequence, *siblings]:
             sibling.finish_reason = FinishReason.LENGTH
-            sibling.cached_tokens = sequence.cached_tokens
+            sibling.share_prompt_counts(sequence)
         return [sequence, *siblings]
 
-    def _seal(self, draft: PlanDraft) -> StepPlan:
+    @property
+    def _is_store_due(self) -> bool:
+        return self._tiers is not None and self._tiers.writer.is_due
+
+    def _num_transfers(self) -> int:
+        """Blocks that a step may move for the sake of all that decode beside it."""
+        assert self._tiers is not None
+        contexts = [s.num_computed_tokens for s in self._running.sequences if s.is_last_on_device]
+        decodes = StepWork(num_decodes=len(contexts), num_context_tokens=sum(contexts))
+        spare_s = self.limits.spare_s(decodes)
+        return self._tiers.pace.num_within(spare_s, most=self._blocks.num_blocks)
+
+    def _reach_breakpoints(self, sequence: Sequence) -> None:
+        if self._tiers is not None and sequence.finish_reason is not FinishReason.ERROR:
+            self._tiers.reach_breakpoints(sequence, self._notes.now_s)
+
+    def _recompute_s(self, chain_len: int) -> float:
+        """Of the block that ends a chain, in a step with others; 0 while unknown."""
+        steps, size = self.limits.step_times, self._blocks.block_size
+        return size * (
+            steps.per_prefill_token_s + steps.per_attended_token_s * (chain_len - 0.5) * size
+        )
+
+    def _abandon(self) -> None:
+        """The plan under way moved nothing."""
+        if self._tiers is not None and self._restores is not None:
+            self._tiers.abandon()
+            self._restores.abandon()
+
+    def _seal(self, draft: PlanDraft, stores: tuple[BlockTransfer, ...]) -> StepPlan:
         self._num_steps += 1
         return draft.seal(
             self._num_steps,
             released_slots=self._running.take_released_slots(),
             freed_block_ids=self._blocks.take_freed_block_ids(),
+            stores=stores,
         )
 
     def _end(self, sequence: Sequence) -> None:
+        if self._tiers is not None:
+            self._tiers.end(sequence)
         self._demand.record_end(sequence)
         self._places.end(sequence)

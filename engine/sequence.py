@@ -14,13 +14,16 @@ import msgspec
 
 from cache_tiers.keys import BlockKey, next_key
 from engine.messages import (
+    CacheWrite,
     EngineRequest,
     FinishReason,
+    RestoredTokens,
     SamplingParams,
     TokenDelta,
     TokenLogprobs,
     Usage,
 )
+from engine.restores import Restore
 from engine.seeds import sample_seed
 from engine.step import SampledToken
 
@@ -73,9 +76,17 @@ class Sequence:
     num_published_blocks: int = 0
     """Leading blocks that the prefix cache knows already."""
     cached_tokens: int | None = None
-    """Prefix hit at first admission; ``None`` before it."""
+    """Prefix hit at first admission, and what was restored since; ``None`` before it."""
+    restore: Restore | None = None
+    """Images that the node leases to it, until they are on the accelerator."""
+    restored: RestoredTokens | None = None
+    cache_written: list[CacheWrite] = field(default_factory=list)
+    num_breakpoints_reached: int = 0
+    """Leading ones of the request that were pinned."""
     num_expected_hit_tokens: int = 0
     """Prefix hit when it began to wait; its admission may find more or less."""
+    is_admitted: bool = False
+    """The runner knows its slot."""
     is_last_on_device: bool = False
     """The last token was sampled in the current slot, so that the runner holds it."""
     next_length_trial: int | None = None
@@ -195,6 +206,12 @@ class Sequence:
             keys.append(next_key(BlockKey(last), self.slice(start, start + block_size)))
         return keys[index - len(prompt_keys)]
 
+    def share_prompt_counts(self, leader: "Sequence") -> None:
+        """``leader`` computed the prompt for both."""
+        self.cached_tokens = leader.cached_tokens
+        self.restored = leader.restored
+        self.cache_written = leader.cache_written
+
     def append(self, sampled: SampledToken) -> None:
         """Take what was drawn; sets ``finish_reason`` when nothing follows."""
         token_id = sampled.token_id
@@ -264,4 +281,6 @@ class Sequence:
             cached_tokens=min(self.cached_tokens or 0, self.num_prompt_tokens),
             completion_tokens=num_kept,
             overrun_tokens=num_generated - num_kept,
+            restored=self.restored,
+            cache_written=self.cache_written,
         )

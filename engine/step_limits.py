@@ -74,6 +74,10 @@ class StepLimits:
         tokens = self._load.prompt_tokens(decodes, start=start, num_prompts=num_prompts, most=most)
         return max(tokens, self._min_prefill_tokens)
 
+    def spare_s(self, decodes: StepWork) -> float | None:
+        """Time that a step may take beside ``decodes``, for other work than theirs; None: any."""
+        return self._load.spare_s(decodes)
+
     def shrink(self, plan: StepPlan) -> bool:
         """``plan`` did not fit into memory: make later ones smaller. ``False`` when there is no
         smaller one and it was tried often enough.
@@ -84,12 +88,16 @@ class StepLimits:
         """A step fitted into memory."""
         self._memory.record_fit()
 
-    def record_time(self, plan: StepPlan, *, started_s: float, ended_s: float) -> None:
+    def record_time(
+        self, plan: StepPlan, *, started_s: float, ended_s: float, transfer_s: float = 0.0
+    ) -> None:
         """``plan`` was carried out. What its streams waited counts: from the end of the step before
-        it, unless there was nothing to do; a step may also be planned before that.
+        it, unless there was nothing to do; a step may also be planned before that. What blocks took
+        that were moved, ``transfer_s``, is no cost of computing.
         """
         time_s = ended_s - started_s
         last_s, self._last_ended_s = self._last_ended_s, ended_s
         if last_s is not None and started_s - last_s <= _MOST_OVERHEAD * time_s:
             time_s = ended_s - last_s
-        self._load.record(measure_work(plan.scheduled), time_s)
+        if plan.scheduled:
+            self._load.record(measure_work(plan.scheduled), time_s - transfer_s)

@@ -13,12 +13,27 @@ import msgspec
 from engine.engine import Engine, StepOutput
 from engine.errors import EngineDeadError
 from engine.garbage import GarbageCollector
-from engine.messages import Abort, FinishReason, ServiceClass, StepFrame, Submit, TokenDelta
+from engine.messages import (
+    Abort,
+    CacheEvents,
+    FinishReason,
+    ServiceClass,
+    StepFrame,
+    Submit,
+    TokenDelta,
+)
 from engine.observations import EngineStats
 from engine.profiling import StepProfiler
-from engine.rank_messages import GatewayGone, RankCommand, Record, SourceFrame, StepReport
+from engine.rank_messages import (
+    GatewayGone,
+    RankCommand,
+    Record,
+    SourceFrame,
+    StepReport,
+    StoreKept,
+)
 from engine.request_limits import num_places
-from wire.pipe import SyncPipe
+from wire.pipe import SyncPipe, wait_any
 
 IDLE_POLL_S = 1.0
 """An idle loop shows this often that it lives."""
@@ -66,6 +81,7 @@ class StepLoop:
         self._open: dict[str, _OpenRequest] = {}
         self._refused: list[_Refused] = []
         self._num_submits_taken = 0
+        self._is_storing_kept = False
         self._is_auditing = False
         """An idle loop then goes on at once, slice by slice."""
         self._encode = msgspec.msgpack.Encoder().encode
@@ -88,9 +104,9 @@ class StepLoop:
         is_idle = not (self._engine.has_work or self._is_auditing)
         if is_idle:
             self._garbage.collect_idle()
-        longest_s = IDLE_POLL_S if self._profiler.is_idle else RECORDING_POLL_S
-        for frame in self._pipe.poll(longest_s if is_idle else 0.0):
+        for frame in self._wait() if is_idle else self._pipe.poll(0.0):
             self._apply(self._decode_command(frame))
+        self._poll_tiers()
         if self._engine.has_work or self._refused or self._profiler.is_ready():
             self._profiler.begin_step()
             report = self._report(self._engine.step())
@@ -104,11 +120,42 @@ class StepLoop:
         if not self._is_auditing:
             self._pipe.send_heartbeat()
 
+    def _wait(self) -> list[bytes]:
+        """For something to do, of the front or of the node's cache."""
+        longest_s = IDLE_POLL_S if self._profiler.is_idle else RECORDING_POLL_S
+        tiers_wait_s, tiers_pipe = self._engine.tiers_wait_s, self._engine.tiers_pipe
+        if tiers_wait_s is not None:
+            longest_s = min(longest_s, tiers_wait_s)
+        if tiers_pipe is None:
+            return self._pipe.poll(longest_s)
+        wait_any((self._pipe, tiers_pipe), longest_s)
+        return self._pipe.poll(0.0)
+
+    def _poll_tiers(self) -> None:
+        """What the node's media gained and lost is told at once, also while nobody is here."""
+        for events in self._engine.poll_tiers():
+            self._tell(events)
+        if self._is_storing_kept and not self._engine.is_storing:
+            self._is_storing_kept = False
+            self._tell(None, is_kept_stored=True)
+        if self._num_submits_taken and not self._engine.has_work:
+            self._tell(None)  # they wait for the node, and the load view counts them
+
+    def _tell(self, events: CacheEvents | None, *, is_kept_stored: bool = False) -> None:
+        """Report without a step."""
+        report = self._report(StepOutput([], events, self._engine.load, self._engine.stats))
+        report = msgspec.structs.replace(report, is_kept_stored=is_kept_stored)
+        self._pipe.send(self._encode(report))
+
     def _apply(self, command: RankCommand) -> None:
         if isinstance(command, GatewayGone):
             for request_id, request in self._open.items():
                 if request.source == command.source:
                     self._engine.abort(request_id)
+            return
+        if isinstance(command, StoreKept):
+            self._engine.store_kept()
+            self._is_storing_kept = True
             return
         if isinstance(command, Record):
             self._profiler.start(command.order)

@@ -7,6 +7,7 @@ from engine.block_manager import BlockManager
 from engine.observations import EngineStats, StepRecord
 from engine.scheduler import Scheduler
 from engine.step import StepPlan
+from engine.tier_desk import TierDesk
 
 
 class StepTime(NamedTuple):
@@ -71,6 +72,8 @@ class StepRecorder:
             limit_reason=scheduler.limit_reason,
             num_recomputed_tokens=num_recomputed,
             num_padding_tokens=num_padding,
+            num_loads=len(plan.loads),
+            num_stores=len(plan.stores),
         )
         self._num_steps += 1
         self._busy_time_s += time.duration_s
@@ -89,7 +92,7 @@ class StepRecorder:
         self._num_reported_finished = self.num_finished
         return record
 
-    def stats(self, scheduler: Scheduler) -> EngineStats:
+    def stats(self, scheduler: Scheduler, tiers: TierDesk | None = None) -> EngineStats:
         return EngineStats(
             num_steps=self._num_steps,
             busy_time_s=self._busy_time_s,
@@ -100,6 +103,7 @@ class StepRecorder:
             num_recomputed_tokens=scheduler.totals.num_recomputed_tokens,
             num_kv_tokens=scheduler.num_kv_tokens,
             batch_efficiency=self._efficiency.share,
+            tiers=None if tiers is None else tiers.stats(),
         )
 
 

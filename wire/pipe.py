@@ -3,14 +3,24 @@
 The peer is our parent or child process, so there is no handshake. Must not know what is sent.
 """
 
+import select
 import selectors
 import socket
 import time
+from collections.abc import Iterable
 
 from wire.errors import ConnectionClosed
 from wire.frames import HEARTBEAT, MAX_FRAME_BYTES, FrameDecoder, encode_frame
 
 _READ_BYTES = 256 * 1024
+
+
+def wait_any(pipes: Iterable["SyncPipe"], timeout_s: float) -> None:
+    """Wait, at most so long, until ``poll`` of one of them has something to move."""
+    poller = select.poll()
+    for pipe in pipes:
+        poller.register(pipe.fileno(), select.POLLIN | (select.POLLOUT if pipe.queued_bytes else 0))
+    poller.poll(1000 * timeout_s)
 
 
 class SyncPipe:
@@ -31,6 +41,9 @@ class SyncPipe:
         self._selector = selectors.DefaultSelector()
         self._interest = selectors.EVENT_READ
         self._selector.register(sock, self._interest)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     @property
     def queued_bytes(self) -> int:

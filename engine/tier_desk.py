@@ -1,0 +1,339 @@
+"""The engine's side of the KV tiers: asks the node for what prompts need, and hands it what the
+accelerator lets go.
+
+A request waits here, outside of the scheduler, until the node has answered, its time is up, or the
+node is gone; it then goes on with what was found. Without a node all of this costs nothing and the
+engine computes. Call order: ``poll`` between steps, then ``take_stores``, execution, and
+``commit`` or ``abandon``. Must not know how a step is planned, or tensors.
+"""
+
+import logging
+import zlib
+from collections.abc import Callable, Iterator
+
+from cache_tiers.messages import (
+    Cancel,
+    Ended,
+    Export,
+    Exported,
+    Fetch,
+    Fetched,
+    Found,
+    Gone,
+    MediaEvents,
+    RecomputeCost,
+    Slots,
+    Store,
+)
+from cache_tiers.tier import TierError
+from engine.breakpoints import Breakpoints, find_partial
+from engine.fetches import Fetches, WaitingRequest
+from engine.media_events import MediaEventLog
+from engine.messages import CacheEvents, FinishReason
+from engine.observations import TierStats
+from engine.restores import make_restore
+from engine.sequence import Sequence
+from engine.step import BlockTransfer, StepPlan, StepResult
+from engine.tier_counts import TierCounts
+from engine.tier_link import LinkDown, LinkNews, LinkUp, NodeLink
+from engine.transfer_pace import TransferPace
+from engine.write_policy import BlockWriter, HeldBlock
+from wire.pipe import SyncPipe
+
+logger = logging.getLogger(__name__)
+
+FETCH_TIMEOUT_S = 2.0
+"""A prompt waits no longer for the node."""
+ANSWER_GRACE_S = 0.1
+"""The node answers in time; its answer may take so long to come."""
+CHECK_PERIOD = 256
+"""Of so many restored requests one recomputes a block, to compare it with its image."""
+
+
+class TierDesk:
+    """Owner of what waits for the node, of its leases, and of what is written to it."""
+
+    def __init__(
+        self,
+        link: NodeLink,
+        attach: Callable[[memoryview], None],
+        *,
+        block_size_tokens: int,
+        timeout_s: float = FETCH_TIMEOUT_S,
+        check_period: int = CHECK_PERIOD,
+    ) -> None:
+        """``attach``: lets the runners use an arena; raises ``TierError`` if they can't."""
+        self._link = link
+        self._attach = attach
+        self._block_size = block_size_tokens
+        self._timeout_s = timeout_s
+        self._check_period = check_period
+        self._is_up = False
+        self._fetches = Fetches()
+        self._leases: dict[int, Sequence] = {}
+        """Sequences with a ``Restore``, by its fetch."""
+        self._exports: dict[int, list[bytes]] = {}
+        """Keys that are yet to be stored."""
+        self._media = MediaEventLog()
+        self.writer = BlockWriter(block_size_tokens)
+        self.breakpoints = Breakpoints(self.writer, block_size_tokens)
+        self.pace = TransferPace()
+        self.counts = TierCounts()
+
+    @property
+    def pipe(self) -> SyncPipe | None:
+        """To wait for."""
+        return self._link.pipe
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait here."""
+        return len(self._fetches)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Of those, what is not on the accelerator."""
+        return sum([s.num_tokens - s.num_expected_hit_tokens for s in self._fetches.sequences])
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Until ``poll`` is due even if nothing comes; None: no limit."""
+        return self._fetches.wait_s(now_s)
+
+    def ask(
+        self, samples: list[Sequence], num_held: int, cost: Callable[[], RecomputeCost]
+    ) -> bool:
+        """A request came, ``num_held`` leading blocks of which the accelerator has. Whether it is
+        to wait here.
+        """
+        first = samples[0]
+        request = first.request
+        if not self._is_up or first.needs_prompt_logprobs:
+            return False
+        partials = [
+            partial
+            for breakpoint_ in request.breakpoints
+            if (partial := find_partial(first, breakpoint_, self._block_size)) is not None
+            and partial.chain_len >= num_held
+        ]
+        if not request.block_keys and not partials:
+            return False
+        is_needed = num_held < len(request.block_keys) or bool(partials)
+        now_s, fetch_id = first.taken_s, self._fetches.next_id()
+        timeout_s = max(0.0, min(self._timeout_s, first.deadline_s - now_s))
+        self._link.send(
+            Fetch(
+                fetch_id,
+                request.root_key,
+                request.block_keys,
+                num_held,
+                partials,
+                cost() if is_needed else RecomputeCost(),
+                timeout_s,
+                request.peer,
+                request.session_kind,
+            )
+        )
+        if is_needed:
+            num_before = {partial.key: partial.chain_len for partial in partials}
+            expires_s = now_s + timeout_s + ANSWER_GRACE_S
+            self._fetches.wait(fetch_id, WaitingRequest(samples[:], expires_s, num_before))
+            self.counts.num_fetches += 1
+        return is_needed
+
+    def poll(self, now_s: float) -> list[list[Sequence]]:
+        """Take in what the node said; returns the requests that wait no longer."""
+        ready: list[list[Sequence]] = []
+        for news in self._link.poll():
+            self._take(news, ready)
+        for fetch_id in self._fetches.expired(now_s):
+            expired = self._fetches.answered(fetch_id)
+            assert expired is not None
+            self._link.send(Cancel(fetch_id))
+            self.counts.num_timeouts += 1
+            ready.append(expired.samples)
+        return ready
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence that waits here ends."""
+        fetch_id = self._fetches.leave(sequence)
+        if fetch_id is not None:
+            self._link.send(Cancel(fetch_id))
+
+    def is_waiting(self, sequence: Sequence) -> bool:
+        return any(sequence is waiting for waiting in self._fetches.sequences)
+
+    def take_stores(
+        self, num_blocks: int, find: Callable[[bytes], HeldBlock | None]
+    ) -> tuple[BlockTransfer, ...]:
+        """Those of the plan in the making; ``num_blocks``: most of what could wait."""
+        return self.writer.take(num_blocks, find)
+
+    def commit(
+        self, plan: StepPlan, result: StepResult, recompute_s: Callable[[int], float]
+    ) -> None:
+        """The plan was carried out: what it stored is the node's."""
+        num_transfers = len(plan.stores) + len(plan.loads)
+        self.pace.record(num_transfers, result.transfer_s)
+        self.counts.record_step(plan, result)
+        if plan.stores:
+            self._link.send(Store(self.writer.commit(recompute_s)))
+        self.settle()
+
+    def settle(self) -> None:
+        """Pin what is complete, and tell what was exported."""
+        for pin in self.breakpoints.take_pins():
+            self._link.send(pin)
+        for export_id, keys in list(self._exports.items()):
+            if not any(self.writer.is_pending(key) for key in keys):
+                del self._exports[export_id]
+                self._link.send(Exported(export_id))
+
+    def abandon(self) -> None:
+        """The plan failed, or was never carried out."""
+        self.writer.abandon()
+
+    def restored(self, sequence: Sequence) -> None:
+        """``sequence`` needs no image any more: its lease ends, its usage is known."""
+        restore = sequence.restore
+        assert restore is not None
+        sequence.restored, sequence.restore = restore.usage(), None
+        if self._leases.pop(restore.fetch_id, None) is not None:
+            self._link.send(restore.end())
+        self.counts.load_s += restore.load_s
+
+    def stats(self) -> TierStats:
+        return self.counts.stats(
+            is_connected=self._is_up,
+            num_dropped=self.writer.num_dropped,
+            num_wanted=self.writer.num_wanted,
+        )
+
+    def _release(self, sequence: Sequence) -> None:
+        """``sequence`` ends with images that it did not use."""
+        restore, sequence.restore = sequence.restore, None
+        if restore is not None and self._leases.pop(restore.fetch_id, None) is not None:
+            if restore.bad_keys:  # a cancelled fetch says nothing of them
+                self._link.send(restore.end())
+            else:
+                self._link.send(Cancel(restore.fetch_id))
+
+    def report_difference(self, sequence: Sequence, image: Found) -> None:
+        """What was computed in place of ``image`` is not what it holds."""
+        logger.error(
+            "a block of request %s was computed again and is not what the node's cache (%s) holds "
+            "of it; that image is given up",
+            sequence.request.request_id,
+            image.kind,
+        )
+
+    def reach_breakpoints(self, sequence: Sequence, now_s: float) -> None:
+        """``sequence`` has computed more of its prompt."""
+        if self._is_up and sequence.index == 0:
+            self.breakpoints.reach(sequence, now_s)
+
+    def end(self, sequence: Sequence) -> None:
+        """``sequence`` ends while it has its blocks; if its answer is complete, its session may
+        come back.
+        """
+        if sequence.restore is not None:
+            self._release(sequence)
+        is_complete = sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if not self._is_up or sequence.index > 0 or not is_complete:
+            return
+        num_blocks = sequence.num_computed_tokens // self._block_size
+        if num_blocks > 0:
+            request = sequence.request
+            keys = [sequence.block_key(i, self._block_size) for i in range(num_blocks)]
+            self._link.send(
+                Ended(
+                    request.root_key,
+                    keys[-1],
+                    list(keys),
+                    request.session_kind,
+                    request.expected_return_s,
+                )
+            )
+
+    def forget_requests(self) -> None:
+        """After a failure all requests end."""
+        self.abandon()
+        self._fetches.take_all()
+        for fetch_id, sequence in self._leases.items():
+            sequence.restore = None
+            self._link.send(Cancel(fetch_id))
+        self._leases.clear()
+
+    def take_events(self, numbers: Iterator[int]) -> list[CacheEvents]:
+        """What the node's media gained and lost since the last call."""
+        return self._media.take(numbers)
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _take(self, news: LinkNews, ready: list[list[Sequence]]) -> None:
+        match news:
+            case LinkUp():
+                self._go_up(news)
+            case LinkDown():
+                self._go_down(ready)
+            case _ if not self._is_up:
+                pass  # of a node whose arena the runners can't use
+            case Slots():
+                self.writer.grant(news.offsets)
+            case Fetched():
+                self._take_fetched(news, ready)
+            case MediaEvents():
+                self._media.add(news)
+            case Gone():
+                self.writer.forget(news.keys)
+            case Export():
+                self._exports[news.export_id] = news.keys
+                self.writer.want(news.keys)
+                self.settle()
+
+    def _go_up(self, news: LinkUp) -> None:
+        try:
+            self._attach(news.arena.memory)
+        except TierError as error:
+            self._link.drop(str(error))
+            return
+        self._is_up = True
+        self.writer.open()
+
+    def _go_down(self, ready: list[list[Sequence]]) -> None:
+        if not self._is_up:
+            return
+        self._is_up = False
+        self.counts.num_losses += 1
+        self.writer.close()
+        self.breakpoints.forget()
+        self._exports.clear()
+        self._media.forget()
+        ready += [request.samples for request in self._fetches.take_all()]
+        for sequence in self._leases.values():
+            assert sequence.restore is not None
+            sequence.restore.drop()
+        self._leases.clear()
+
+    def _take_fetched(self, fetched: Fetched, ready: list[list[Sequence]]) -> None:
+        request = self._fetches.answered(fetched.fetch_id)
+        self.writer.note_stored([image.key for image in fetched.images])
+        if request is not None:
+            ready.append(request.samples)
+        if not fetched.images:
+            return
+        if request is None:
+            self._link.send(Cancel(fetched.fetch_id))
+            return
+        first = request.samples[0]
+        self.counts.record_fetch(fetched)
+        first.restore = make_restore(
+            fetched,
+            block_size_tokens=self._block_size,
+            num_blocks_before=request.num_blocks_before,
+            is_checked=self._is_checked(first.request.request_id),
+        )
+        self._leases[fetched.fetch_id] = first
+
+    def _is_checked(self, request_id: str) -> bool:
+        return zlib.crc32(request_id.encode()) % self._check_period == 0
