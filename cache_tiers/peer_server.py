@@ -20,7 +20,7 @@ import msgspec
 from cache_tiers.block_image import BlockImage
 from cache_tiers.keys import BlockKey
 from cache_tiers.messages import PeerAddress
-from cache_tiers.peer.messages import Answer, PeerFailed, PeerLimits, Request
+from cache_tiers.peer.messages import Answer, PeerClosed, PeerFailed, PeerLimits, Request
 from cache_tiers.peer.stream import Stream
 from cache_tiers.tier import TierError
 from wire.handshake import Handshake, Role
@@ -143,7 +143,7 @@ class PeerServer:
         try:
             async with asyncio.timeout(self._limits.max_silence_s):
                 frame = await stream.receive_frame()
-        except (PeerFailed, TimeoutError):
+        except (PeerClosed, TimeoutError):
             return None
         return msgspec.msgpack.decode(frame, type=Request)
 

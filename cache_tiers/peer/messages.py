@@ -22,6 +22,10 @@ class PeerFailed(TierError):
     """The other side is gone, too slow, or not what it should be; the message says which."""
 
 
+class PeerClosed(PeerFailed):
+    """It closed the connection, which between two requests is its right."""
+
+
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """Images that another node wants."""
 

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 from cache_tiers.block_image import BlockImage
-from cache_tiers.peer.messages import MAX_FRAME_BYTES, PeerFailed
+from cache_tiers.peer.messages import MAX_FRAME_BYTES, PeerClosed, PeerFailed
 from wire.errors import HandshakeError, WireError
 from wire.frames import HEADER_BYTES, encode_frame
 from wire.handshake import MAX_HANDSHAKE_FRAME_BYTES, Handshake, refusal
@@ -115,7 +115,7 @@ class Stream:
             with _failures():
                 num_received = await self._loop.sock_recv_into(self._socket, rest)
             if num_received == 0:
-                raise PeerFailed("it closed the connection")
+                raise PeerClosed("it closed the connection")
             rest = rest[num_received:]
         return bytes(buffer)
 

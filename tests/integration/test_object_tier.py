@@ -92,6 +92,8 @@ def endpoint(respond: Respond) -> Iterator[str]:
             pass
 
     class Server(ThreadingHTTPServer):
+        request_queue_size = 64
+
         def handle_error(self, request: object, client_address: object) -> None:
             pass
 

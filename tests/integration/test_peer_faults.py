@@ -123,6 +123,21 @@ async def test_one_that_says_nothing_is_a_failure(caplog: pytest.LogCaptureFixtu
         await check_fails(address, caplog, "did not answer within|not done within")
 
 
+async def test_closing_ends_a_dial() -> None:
+    async def say_nothing(stream: Stream) -> None:
+        await asyncio.sleep(FOREVER_S)
+
+    async with accepting(say_nothing) as address:
+        tier = PeerTier(address)
+        load = asyncio.create_task(tier.load(blank_images([1])))
+        await asyncio.sleep(0.05)
+        begin_s = time.monotonic()
+        await tier.close()
+        with pytest.raises(TierError, match="closed"):
+            await load
+        assert time.monotonic() - begin_s < 0.5
+
+
 async def test_another_secret_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     shelf = Shelf()
     async with serving(shelf) as server:

@@ -143,6 +143,13 @@ async def test_a_request_that_is_none_is_not_answered(message: object) -> None:
         assert server.stats.num_refused == 1
 
 
+async def test_a_frame_that_is_too_long_is_not_waited_for() -> None:
+    async with serving(Shelf()) as server, dialed(server.address) as stream:
+        stream._socket.send(b"\xff\xff\xff\x7f")
+        assert await is_cut(stream)
+        assert server.stats.num_refused == 1
+
+
 async def test_strange_keys_are_missing() -> None:
     async with serving(Shelf()) as server, dialed(server.address) as stream:
         keys = [b"", bytes(1000), b"x"]
