@@ -37,15 +37,15 @@ class HostCopier:
     """For a pool in CPU memory; safe to call from several threads for different blocks."""
 
     def __init__(self, rows: Tensor) -> None:
-        # numpy copies three times as fast as torch, and best what it takes for opaque elements.
-        self._row = np.dtype((np.void, rows.shape[2]))
-        self._rows = rows.numpy().view(self._row)[..., 0]  # [num_layers, num_blocks]
+        self._rows = rows.numpy()  # which copies strided rows three times as fast as torch
 
     def copy_out(self, block_id: int, shard: memoryview) -> None:
-        np.frombuffer(shard, dtype=self._row)[...] = self._rows[:, block_id]
+        rows = self._rows[:, block_id]
+        np.frombuffer(shard, dtype=np.uint8).reshape(rows.shape)[...] = rows
 
     def copy_in(self, block_id: int, shard: memoryview) -> None:
-        self._rows[:, block_id] = np.frombuffer(shard, dtype=self._row)
+        rows = self._rows[:, block_id]
+        rows[...] = np.frombuffer(shard, dtype=np.uint8).reshape(rows.shape)
 
     def wait(self) -> None:
         """Nothing to wait for: copies are done when they return."""
