@@ -96,8 +96,6 @@ class RayTask:
     engine: Mapping[str, Any]
     """Its configuration."""
     seed: int
-    profile_options: tuple[str, ...] = ()
-    """Of ``headwater profile``."""
 
     @property
     def scenario(self) -> Scenario:
@@ -121,7 +119,7 @@ def replay_on_ray(task: RayTask) -> RayReplay:
         fleets = fleets_file(FleetShape(task.model, 1, 1, task.engine), port)
         fleets["applications"] = [a for a in fleets["applications"] if a["name"] != "peer"]
         file.write_text(yaml.safe_dump(fleets), "utf-8")
-        kind = _profile(file, Path(folder) / "profile.json", task.profile_options)
+        kind = _profile(file, Path(folder) / "profile.json")
         with LocalServe(file, health_url=f"{url}/health") as local:
             report = local.wait_until_ready(threading.Event(), timeout_s=_START_TIMEOUT_S)
             if report.state is not State.READY:
@@ -130,9 +128,8 @@ def replay_on_ray(task: RayTask) -> RayReplay:
             return asyncio.run(replay.run())
 
 
-def _profile(file: Path, out: Path, options: Sequence[str]) -> ReplicaKind:
+def _profile(file: Path, out: Path) -> ReplicaKind:
     command = [sys.executable, "-m", "deployments.cli", "profile", str(file), "--out", str(out)]
-    command += options
     done = subprocess.run(
         command,
         cwd=REPOSITORY,
