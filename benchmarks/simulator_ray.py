@@ -130,14 +130,17 @@ def replay_on_ray(task: RayTask) -> RayReplay:
 
 def _profile(file: Path, out: Path) -> ReplicaKind:
     command = [sys.executable, "-m", "deployments.cli", "profile", str(file), "--out", str(out)]
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_PROFILE_TIMEOUT_S,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PROFILE_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MeasurementError(f"headwater profile took over {_PROFILE_TIMEOUT_S:.0f} s") from error
     if done.returncode != 0:
         raise MeasurementError(f"headwater profile failed: {done.stderr.strip()}")
     print(done.stdout.strip(), file=sys.stderr)
