@@ -110,15 +110,16 @@ class PeerServer:
         while True:
             try:
                 sock, _ = await loop.sock_accept(self._socket)
+                stream = Stream(sock, self._executor)
             except OSError as error:  # too many open files, or a client that is gone already
                 logger.warning("cannot accept peers: %s; next try in 1 s", error)
                 await asyncio.sleep(1.0)
                 continue
             if len(self._connections) >= self._limits.max_connections:
                 self._refuse()
-                sock.close()
+                stream.close()
                 continue
-            task = asyncio.create_task(self._serve(Stream(sock, self._executor)))
+            task = asyncio.create_task(self._serve(stream))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
 

@@ -6,15 +6,19 @@ import pytest
 
 from cache_tiers.block_image import BlockImage, ImageLayout, make_fingerprint
 from cache_tiers.messages import PeerAddress
-from cache_tiers.peer.messages import MAX_KEYS, PeerLimits
+from cache_tiers.peer.messages import MAX_KEYS, PeerLimits, Request
+from cache_tiers.peer.stream import Stream
 from cache_tiers.peer_tier import PeerStats, PeerTier
 from cache_tiers.tier import Lookup, TierError
 from tests.integration.peer_stand_ins import (
     BIG,
     LAYOUT,
     Shelf,
+    all_found,
+    answering,
     blank_images,
     key_of,
+    sealed_images,
     serving,
 )
 
@@ -129,11 +133,20 @@ async def test_a_connection_that_the_peer_closed_meanwhile_is_dialed_again() -> 
 
 
 async def test_a_connection_that_was_idle_for_long_is_not_used() -> None:
-    async with serving(Shelf()) as server:
-        tier = PeerTier(server.address, PeerLimits(max_idle_s=0.0))
-        assert await tier.load(blank_images([1])) == [True]
-        assert await tier.load(blank_images([2])) == [True]
-        await tier.close()
+    streams = set()
+
+    async def note_stream(stream: Stream, request: Request) -> None:
+        streams.add(stream)
+        await stream.send_images(all_found(request), sealed_images([1]))
+
+    async with answering(note_stream) as address:
+        for max_idle_s, num_streams in ((20.0, 1), (0.0, 3)):
+            streams.clear()
+            tier = PeerTier(address, PeerLimits(max_idle_s=max_idle_s))
+            for _ in range(3):
+                assert await tier.load(blank_images([1])) == [True]
+            assert len(streams) == num_streams
+            await tier.close()
 
 
 async def test_loads_side_by_side_do_not_mix() -> None:
