@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MIN_SEGMENT_BYTES = 64 * 1024**2
+_MIN_SEGMENT_BYTES = 16 * 1024**2
 _MAX_SEGMENT_BYTES = 256 * 1024**2
 _NUM_SEGMENTS = 64
 """Wanted of a folder, so that several layouts find room."""

@@ -17,8 +17,9 @@ from cache_tiers.disk import requests
 from cache_tiers.disk.files import Files, is_aligned
 from cache_tiers.disk.health import Health
 from cache_tiers.disk.journal import Journal
-from cache_tiers.disk.recovery import quarantine_name, recover
-from cache_tiers.disk.requests import Move, Outcome, Request, plan_requests
+from cache_tiers.disk.quarantine import Quarantine
+from cache_tiers.disk.recovery import recover
+from cache_tiers.disk.requests import Move, Outcome, ReadResult, Request, plan_requests
 from cache_tiers.disk.segment import Segment
 from cache_tiers.disk.segment_table import Held, Place, SegmentTable
 from cache_tiers.disk.stats import DiskCounters
@@ -32,7 +33,6 @@ IsCancelled = Callable[[], bool]
 
 _NUM_READERS = 4
 _NUM_WRITERS = 2
-_MAX_QUARANTINED_FILES = 2
 _REWRITE_FACTOR = 4
 _REWRITE_MIN_RECORDS = 4096
 
@@ -54,10 +54,11 @@ class Folder:
         self._files = files
         self._journal = Journal(files)
         self._table = SegmentTable(max_bytes, segment_bytes, self._journal.add)
+        self._reading = Health(f"reading from {path}", clock)
         self._writing = Health(f"storing in {path}", clock)
         self._growing = Health(f"making a segment file in {path}", clock)
         self._grow_lock = asyncio.Lock()
-        self._quarantined: dict[str, int] = {}
+        self._quarantine = Quarantine(files, max_bytes, {})
         self._readers = ThreadPoolExecutor(_NUM_READERS, "disk-read")
         self._writers = ThreadPoolExecutor(_NUM_WRITERS, "disk-write")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,7 +68,7 @@ class Folder:
         """Find what an earlier process left; blocks. Raises ``OSError``."""
         recovered = recover(self._files, self._journal, self._table)
         self._journal.flush()
-        self._quarantined = recovered.quarantined
+        self._quarantine = Quarantine(self._files, self.max_bytes, recovered.quarantined)
         self.counters.recovered = self._table.num_images
         self.counters.damaged_records = recovered.num_damaged_records
         self.counters.lost_segments = recovered.num_lost_segments
@@ -141,8 +142,9 @@ class Folder:
         try:
             planned = plan_requests(moves)
             jobs = [partial(requests.read, self._files, each, is_cancelled) for each in planned]
-            for request, outcomes in zip(planned, await _run(self._readers, jobs), strict=True):
-                for move, outcome in zip(request.moves, outcomes, strict=True):
+            for request, result in zip(planned, await _run(self._readers, jobs), strict=True):
+                self._watch_reading(result)
+                for move, outcome in zip(request.moves, result.outcomes, strict=True):
                     are_loaded[move.index] = outcome is Outcome.SOUND
                     self._settle(move, outcome)
         finally:
@@ -196,6 +198,12 @@ class Folder:
         assert len(image.memory) == image.layout.image_bytes, "an image's memory has another size"
         assert not self._files.is_direct or is_aligned(image.memory), "memory must be page-aligned"
 
+    def _watch_reading(self, result: ReadResult) -> None:
+        if result.error is not None:
+            self._reading.failed(result.error)
+        elif Outcome.SOUND in result.outcomes:
+            self._reading.succeeded()
+
     def _settle(self, move: Move, outcome: Outcome) -> None:
         image_bytes = move.image.layout.image_bytes
         match outcome:
@@ -219,34 +227,31 @@ class Folder:
 
     def _condemn(self, place: Place) -> None:
         self.counters.unsound += 1
-        logger.warning(
-            "%s: an image in %s is not what was stored; it is dropped and its place not used again",
-            self._path,
-            place.segment.name,
-        )
+        if not place.segment.num_bad:
+            logger.warning(
+                "%s: an image in %s is not what was stored; such are dropped and their slots not "
+                "used again",
+                self._path,
+                place.segment.name,
+            )
         self._table.condemn(place)
         if self._table.is_suspect(place.segment):
-            self._quarantine(place.segment)
+            self._put_aside(place.segment)
         self._start(self._flush())
 
-    def _quarantine(self, segment: Segment) -> None:
+    def _put_aside(self, segment: Segment) -> None:
         logger.warning("%s: %s is put into quarantine", self._path, segment.name)
         self.counters.quarantined_segments += 1
         self._table.retire(segment)
-        self._quarantined[quarantine_name(segment)] = segment.num_bytes
-        self._table.used_bytes += segment.num_bytes
-        self._start(self._move_to_quarantine(segment))
+        move = self._quarantine.admit(segment)
+        self._table.other_bytes = self._quarantine.num_bytes
+        self._start(self._move_file(segment, move))
 
-    async def _move_to_quarantine(self, segment: Segment) -> None:
-        jobs = [partial(self._files.rename, segment.name, quarantine_name(segment))]
-        while len(self._quarantined) > _MAX_QUARANTINED_FILES:
-            name = next(iter(self._quarantined))
-            self._table.used_bytes -= self._quarantined.pop(name)
-            jobs.append(partial(self._files.remove, name))
+    async def _move_file(self, segment: Segment, move: Callable[[], None]) -> None:
         try:
-            await _run(self._writers, jobs)
+            await _run(self._writers, [move])
         except OSError as error:
-            logger.warning("%s: quarantine of %s fails (%s)", self._path, segment.name, error)
+            logger.warning("%s: %s stays behind (%s)", self._path, segment.name, error)
 
     async def _flush(self) -> None:
         try:
@@ -279,10 +284,7 @@ class Folder:
 
     async def _remove(self, segment: Segment) -> None:
         self._table.retire(segment)
-        try:
-            await _run(self._writers, [partial(self._files.remove, segment.name)])
-        except OSError as error:
-            logger.warning("%s: %s stays behind (%s)", self._path, segment.name, error)
+        await self._move_file(segment, partial(self._files.remove, segment.name))
 
     async def _write(self, moves: Sequence[Move], is_cancelled: IsCancelled) -> None:
         planned = plan_requests(moves)

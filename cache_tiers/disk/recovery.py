@@ -7,13 +7,12 @@ import re
 from dataclasses import dataclass
 
 from cache_tiers.disk import journal as journal_file
+from cache_tiers.disk import quarantine
 from cache_tiers.disk.files import Files
 from cache_tiers.disk.journal import Journal
-from cache_tiers.disk.segment import Segment
 from cache_tiers.disk.segment_table import SegmentTable
 
-QUARANTINE_PREFIX = "quarantine-"
-_SEGMENT_NAME = re.compile(rf"(?:{QUARANTINE_PREFIX})?segment-([0-9a-f]{{8}})\.kv")
+_SEGMENT_NAME = re.compile(rf"(?:{quarantine.PREFIX})?segment-([0-9a-f]{{8}})\.kv")
 _OTHER_JOURNAL = re.compile(r"headwater-index-\d+\.wal(?:\.new)?|headwater-probe\.new")
 
 
@@ -39,16 +38,11 @@ def recover(files: Files, journal: Journal, table: SegmentTable) -> Recovered:
     for segment in torn:
         table.retire(segment)
     quarantined = _clean(files, table)
-    table.used_bytes += sum(quarantined.values())
+    table.other_bytes = sum(quarantined.values())
     while (excess := table.excess()) is not None:
         table.retire(excess)
         files.remove(excess.name)
     return Recovered(num_damaged, len(torn), quarantined)
-
-
-def quarantine_name(segment: Segment) -> str:
-    """What a segment's file is called once it is suspect."""
-    return QUARANTINE_PREFIX + segment.name
 
 
 def _clean(files: Files, table: SegmentTable) -> dict[str, int]:
@@ -58,7 +52,7 @@ def _clean(files: Files, table: SegmentTable) -> dict[str, int]:
         match = _SEGMENT_NAME.fullmatch(name)
         if match:
             table.skip_numbers(int(match.group(1), 16))
-            if name.startswith(QUARANTINE_PREFIX):
+            if name.startswith(quarantine.PREFIX):
                 quarantined[name] = files.num_bytes(name) or 0
             elif name not in known:
                 files.remove(name)

@@ -8,6 +8,7 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from cache_tiers.block_image import BlockImage
 from cache_tiers.disk.files import Files
@@ -65,6 +66,15 @@ class Request:
         return [move.image.memory for move in self.moves]
 
 
+class ReadResult(NamedTuple):
+    """Of one request."""
+
+    outcomes: list[Outcome]
+    """In the order of its moves."""
+    error: OSError | None
+    """The device's, if it gave one."""
+
+
 def plan_requests(moves: Sequence[Move]) -> list[Request]:
     """As few requests as can be, in the order of the slots."""
     requests: list[Request] = []
@@ -87,24 +97,27 @@ def _continues(run: Sequence[Move], move: Move) -> bool:
     )
 
 
-def read(files: Files, request: Request, is_cancelled: Callable[[], bool]) -> list[Outcome]:
+def read(files: Files, request: Request, is_cancelled: Callable[[], bool]) -> ReadResult:
     """Fill the images and check them, right away while they are in the CPU's caches."""
     if is_cancelled():
-        return [Outcome.FAILED] * len(request.moves)
+        return ReadResult([Outcome.FAILED] * len(request.moves), None)
+    error = None
+    num_bytes = 0
     try:
         num_bytes = files.read(request.name, request.buffers, request.offset)
-        failure = Outcome.UNSOUND  # if it is too short
-    except OSError as error:
-        num_bytes, failure = 0, _failure(error)
+    except OSError as reason:
+        error = reason
     if num_bytes == request.num_bytes:
-        return [
-            Outcome.SOUND if move.image.is_sound() else Outcome.UNSOUND for move in request.moves
-        ]
+        return ReadResult(
+            [Outcome.SOUND if move.image.is_sound() else Outcome.UNSOUND for move in request.moves],
+            None,
+        )
     if len(request.moves) == 1:
-        return [failure]
+        return ReadResult([_failure(error)], error)
     # One bad sector or a file's end is no loss of the neighbours.
-    singles = (Request([move]) for move in request.moves)
-    return [outcome for single in singles for outcome in read(files, single, is_cancelled)]
+    singles = [read(files, Request([move]), is_cancelled) for move in request.moves]
+    outcomes = [outcome for single in singles for outcome in single.outcomes]
+    return ReadResult(outcomes, next((each.error for each in singles if each.error), None))
 
 
 def write(files: Files, request: Request) -> None:
@@ -119,7 +132,7 @@ def is_medium_bad(error: OSError) -> bool:
     return error.errno in _BAD_MEDIUM
 
 
-def _failure(error: OSError) -> Outcome:
-    if is_medium_bad(error):
+def _failure(error: OSError | None) -> Outcome:
+    if error is None or is_medium_bad(error):  # none: the file is too short
         return Outcome.UNSOUND
     return Outcome.GONE if error.errno == errno.ENOENT else Outcome.FAILED

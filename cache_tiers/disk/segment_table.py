@@ -40,14 +40,19 @@ class SegmentTable:
 
     def __init__(self, max_bytes: int, segment_bytes: int, log: Callable[[Record], None]) -> None:
         self._max_bytes = max_bytes
-        self._segment_bytes = segment_bytes
+        self._wanted_bytes = segment_bytes
         self._log = log
         self._segments: dict[int, Segment] = {}
         # A key's place is one int, about 90 bytes a block without the key, which callers share.
         self._places: dict[ImageLayout, dict[BlockKey, int]] = {}
         self._next_number = 0
-        self.used_bytes = 0
-        """Of segment files, and of what else the owner adds."""
+        self._bytes_of_segments = 0
+        self.other_bytes = 0
+        """What else takes room, as the owner says."""
+
+    @property
+    def used_bytes(self) -> int:
+        return self._bytes_of_segments + self.other_bytes
 
     @property
     def num_images(self) -> int:
@@ -167,7 +172,7 @@ class SegmentTable:
             case Retired(number):
                 segment = self._segments.pop(number, None)
                 if segment is not None:
-                    self.used_bytes -= segment.num_bytes
+                    self._bytes_of_segments -= segment.num_bytes
                     for key in filter(None, segment.keys):
                         del self._places[segment.layout][key]
             case Stored():
@@ -184,7 +189,7 @@ class SegmentTable:
 
     def check_integrity(self) -> None:
         """For tests: both directions of the index agree."""
-        assert self.used_bytes >= sum(each.num_bytes for each in self.segments)
+        assert self._bytes_of_segments == sum(each.num_bytes for each in self.segments)
         for segment in self.segments:
             segment.check_integrity()
         held = [(held.layout, held.key) for held in self.held()]
@@ -199,7 +204,7 @@ class SegmentTable:
         self._log(record)
 
     def _wanted_slots(self, layout: ImageLayout) -> int:
-        return min(max(self._segment_bytes // layout.image_bytes, _MIN_SLOTS), MAX_SLOTS)
+        return min(max(self._wanted_bytes // layout.image_bytes, _MIN_SLOTS), MAX_SLOTS)
 
     def _growth_bytes(self, layout: ImageLayout) -> int:
         spare_bytes = sum(each.num_bytes for each in self.spare(layout))
@@ -212,7 +217,7 @@ class SegmentTable:
         segment = Segment(record.segment, record.layout, record.num_slots)
         self._segments[segment.number] = segment
         self._places.setdefault(segment.layout, {})
-        self.used_bytes += segment.num_bytes
+        self._bytes_of_segments += segment.num_bytes
         self.skip_numbers(segment.number)
 
     def _apply_stored(self, record: Stored) -> None:

@@ -22,6 +22,7 @@ class DiskCounters:
     refused: int = 0
     """For want of a free slot."""
     failed_stores: int = 0
+    """Not written or not recorded, cancelled ones included."""
     evicted: int = 0
     read_bytes: int = 0
     written_bytes: int = 0

@@ -1,6 +1,5 @@
 """Devices that fail, folders that others use, files that rot: the tier goes on with the rest."""
 
-import asyncio
 import errno
 import logging
 import os
@@ -165,7 +164,9 @@ async def test_another_folder_takes_what_one_cannot(tmp_path: Path) -> None:
     await tier.close()
 
 
-async def test_an_unplugged_device_gives_misses(device: Device) -> None:
+async def test_an_unplugged_device_gives_misses(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
     tier = await device.open()
     images = [sealed(number) for number in range(20)]
     await tier.store(images)
@@ -174,6 +175,7 @@ async def test_an_unplugged_device_gives_misses(device: Device) -> None:
     assert await tier.load(blanks_of(images)) == [False] * 20
     assert await tier.load(blanks_of(images)) == [False] * 20
     assert tier.stats().num_images == 0
+    assert sum("reading from" in record.getMessage() for record in caplog.records) == 1
     await tier.close()
 
 
@@ -245,7 +247,8 @@ async def test_bytes_of_another_image_are_as_wrong_as_rotten_ones(device: Device
     await tier.close()
 
 
-async def test_segments_with_many_rotten_images_are_put_aside(device: Device) -> None:
+async def test_segments_with_many_rotten_images_are_put_aside(tmp_path: Path) -> None:
+    device = Device(tmp_path, num_images=128)
     tier = await device.open()
     images = [sealed(number) for number in range(32)]
     await tier.store(images)
@@ -253,24 +256,36 @@ async def test_segments_with_many_rotten_images_are_put_aside(device: Device) ->
         for slot in range(3):
             device.flip(slot, segment)
     await tier.load(blanks_of(images))
-    await asyncio.sleep(0.05)
+    await tier.close()
 
     assert tier.stats().num_images == 8
     assert tier.stats().counters.quarantined_segments == 3
-    names = sorted(path.name for path in device.folder.iterdir() if path.suffix == ".kv")
-    assert names == [
+    assert tier.free_images(LAYOUT) == 104
+    assert sorted(name for name in os.listdir(tmp_path) if name.endswith(".kv")) == [
         "quarantine-segment-00000001.kv",
         "quarantine-segment-00000002.kv",
         "segment-00000003.kv",
     ]
-    assert tier.free_images(LAYOUT) == 8
-    await tier.close()
 
     tier = await device.open()
     assert tier.stats().num_images == 8
+    assert tier.free_images(LAYOUT) == 104
     assert await tier.store([sealed(number) for number in range(40, 48)]) == [True] * 8
     assert (device.folder / "segment-00000004.kv").exists()
     await tier.close()
+
+
+async def test_quarantine_takes_a_small_part_of_a_folder(device: Device) -> None:
+    tier = await device.open()
+    images = [sealed(number) for number in range(8)]
+    await tier.store(images)
+    for slot in range(3):
+        device.flip(slot)
+    await tier.load(blanks_of(images))
+    await tier.close()
+
+    assert tier.stats().used_bytes == 0
+    assert not [name for name in os.listdir(device.folder) if name.endswith(".kv")]
 
 
 async def test_what_a_reader_finds_wrong_is_dropped(device: Device) -> None:
