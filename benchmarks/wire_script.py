@@ -103,6 +103,13 @@ class ScriptedEngine:
         """Only the end of a gateway comes here, which ends the run, too."""
         self._live.clear()
 
+    tiers_pipe = None
+    tiers_wait_s = None
+
+    def poll_tiers(self) -> list[CacheEvents]:
+        """There are no tiers."""
+        return []
+
     def audit_slice(self) -> bool:
         """A loop that waits for its next step is not idle."""
         return bool(self._live)

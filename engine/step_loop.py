@@ -115,7 +115,9 @@ class StepLoop:
             if self._engine.num_failed_steps >= MAX_FAILED_STEPS:
                 raise EngineDeadError(f"{MAX_FAILED_STEPS} steps failed one after the other")
             self._garbage.collect_between_steps()
+            self._tell_kept_stored()
             return
+        self._tell_kept_stored()
         self._is_auditing = self._engine.audit_slice()
         if not self._is_auditing:
             self._pipe.send_heartbeat()
@@ -135,11 +137,13 @@ class StepLoop:
         """What the node's media gained and lost is told at once, also while nobody is here."""
         for events in self._engine.poll_tiers():
             self._tell(events)
+        if self._num_submits_taken and self._engine.tiers_wait_s is not None:
+            self._tell(None)  # they may wait for the node, and the load view counts them
+
+    def _tell_kept_stored(self) -> None:
         if self._is_storing_kept and not self._engine.is_storing:
             self._is_storing_kept = False
             self._tell(None, is_kept_stored=True)
-        if self._num_submits_taken and not self._engine.has_work:
-            self._tell(None)  # they wait for the node, and the load view counts them
 
     def _tell(self, events: CacheEvents | None, *, is_kept_stored: bool = False) -> None:
         """Report without a step."""

@@ -6,7 +6,7 @@ import pytest
 
 from wire.errors import ConnectionClosed
 from wire.frames import encode_frame
-from wire.pipe import SyncPipe
+from wire.pipe import SyncPipe, wait_any
 
 
 @pytest.fixture
@@ -84,3 +84,30 @@ def test_half_a_frame_does_not_end_the_wait_for_the_whole(sockets: Pair) -> None
     left.send(frame[6:])
     assert pipe.poll(1) == [b"whole"]
     pipe.close()
+
+
+def test_wait_any_ends_with_the_first_pipe_that_has_something(sockets: Pair) -> None:
+    left, right = map(SyncPipe, sockets)
+    quiet, other = map(SyncPipe, socket.socketpair())
+    start_s = time.monotonic()
+    wait_any((right, quiet), 0.05)
+    assert time.monotonic() - start_s >= 0.05
+    left.send(b"one")
+    wait_any((quiet, right), 5.0)
+    assert time.monotonic() - start_s < 1.0
+    assert right.poll(0) == [b"one"]
+    for pipe in (left, right, quiet, other):
+        pipe.close()
+
+
+def test_wait_any_ends_when_what_was_queued_can_leave(sockets: Pair) -> None:
+    left, right = map(SyncPipe, sockets)
+    while not left.queued_bytes:
+        left.send(bytes(100_000))
+    wait_any((left,), 0.0)
+    right.poll(0)
+    start_s = time.monotonic()
+    wait_any((left,), 5.0)
+    assert time.monotonic() - start_s < 1.0
+    left.close()
+    right.close()
