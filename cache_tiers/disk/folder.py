@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cache_tiers.block_image import BlockImage, ImageLayout
 from cache_tiers.disk import requests
@@ -22,13 +22,14 @@ from cache_tiers.disk.recovery import recover
 from cache_tiers.disk.requests import Move, Outcome, ReadResult, Request, plan_requests
 from cache_tiers.disk.segment import Segment
 from cache_tiers.disk.segment_table import Held, Place, SegmentTable
+from cache_tiers.disk.slot_supply import SlotSupply
 from cache_tiers.disk.stats import DiskCounters
+from cache_tiers.disk.threads import run_all
 from cache_tiers.keys import BlockKey
 from cache_tiers.tier import TierError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 IsCancelled = Callable[[], bool]
 
 _NUM_READERS = 4
@@ -38,7 +39,7 @@ _REWRITE_MIN_RECORDS = 4096
 
 
 class Folder:
-    """``open`` on any thread, the rest on the event loop."""
+    """``recover`` and ``shut`` block; the rest is for the event loop."""
 
     def __init__(
         self,
@@ -56,11 +57,12 @@ class Folder:
         self._table = SegmentTable(max_bytes, segment_bytes, self._journal.add)
         self._reading = Health(f"reading from {path}", clock)
         self._writing = Health(f"storing in {path}", clock)
-        self._growing = Health(f"making a segment file in {path}", clock)
-        self._grow_lock = asyncio.Lock()
         self._quarantine = Quarantine(files, max_bytes, {})
         self._readers = ThreadPoolExecutor(_NUM_READERS, "disk-read")
         self._writers = ThreadPoolExecutor(_NUM_WRITERS, "disk-write")
+        self._supply = SlotSupply(
+            files, self._table, self._writers, Health(f"making a segment file in {path}", clock)
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._rewriting = False
 
@@ -109,7 +111,7 @@ class Folder:
 
     def free_images(self, layout: ImageLayout) -> int:
         """How many more images there is room for."""
-        return self._table.free_images(layout, can_grow=self._growing.is_open)
+        return self._supply.free_images(layout)
 
     def neighbours(self, layout: ImageLayout, key: BlockKey) -> list[BlockKey]:
         """All keys of the segment where an image lies: it is free for other layouts once they are
@@ -142,7 +144,7 @@ class Folder:
         try:
             planned = plan_requests(moves)
             jobs = [partial(requests.read, self._files, each, is_cancelled) for each in planned]
-            for request, result in zip(planned, await _run(self._readers, jobs), strict=True):
+            for request, result in zip(planned, await run_all(self._readers, jobs), strict=True):
                 self._watch_reading(result)
                 for move, outcome in zip(request.moves, result.outcomes, strict=True):
                     are_loaded[move.index] = outcome is Outcome.SOUND
@@ -161,10 +163,10 @@ class Folder:
             self._check_memory(image)
         if self.refusal is not None:
             raise TierError(self.refusal)
-        places = await self._reserve(layout, len(images))
+        places = await self._supply.take(layout, len(images))
         self.counters.refused += len(images) - len(places)
-        if not places and self._growing.reason:
-            raise TierError(self._growing.reason)
+        if not places and self._supply.health.reason:
+            raise TierError(self._supply.health.reason)
         moves = [
             Move(index, place, image)
             for index, (place, image) in enumerate(zip(places, images, strict=False))
@@ -212,15 +214,13 @@ class Folder:
                 self.counters.read_bytes += image_bytes
             case Outcome.FAILED:
                 self.counters.failed_loads += 1
-            case Outcome.UNSOUND | Outcome.GONE:
-                if outcome is Outcome.GONE:
-                    self.counters.gone += 1
-                # Else somebody was quicker.
+            case Outcome.UNSOUND:
+                if self._is_at(move):  # else somebody dropped it meanwhile
+                    self._condemn(move.place)
+            case Outcome.GONE:
+                self.counters.gone += 1
                 if self._is_at(move):
-                    if outcome is Outcome.GONE:
-                        self._table.drop(move.place)
-                    else:
-                        self._condemn(move.place)
+                    self._table.drop(move.place)
 
     def _is_at(self, move: Move) -> bool:
         return self._table.locate(move.image.layout, move.image.key) == move.place
@@ -249,49 +249,22 @@ class Folder:
 
     async def _move_file(self, segment: Segment, move: Callable[[], None]) -> None:
         try:
-            await _run(self._writers, [move])
+            await run_all(self._writers, [move])
         except OSError as error:
             logger.warning("%s: %s stays behind (%s)", self._path, segment.name, error)
 
     async def _flush(self) -> None:
         try:
-            await _run(self._writers, [self._journal.flush])
+            await run_all(self._writers, [self._journal.flush])
         except OSError as error:
             self._writing.failed(error)
-
-    async def _reserve(self, layout: ImageLayout, num: int) -> list[Place]:
-        async with self._grow_lock:
-            places = self._table.take(layout, num)
-            while len(places) < num and self._growing.is_open and await self._grow(layout):
-                places += self._table.take(layout, num - len(places))
-            return places
-
-    async def _grow(self, layout: ImageLayout) -> bool:
-        spare = self._table.spare(layout)
-        while (segment := self._table.next_segment(layout)) is None and spare:
-            await self._remove(spare.pop())
-        if segment is None:
-            return False
-        try:
-            job = partial(self._files.preallocate, segment.name, segment.num_bytes)
-            await _run(self._writers, [job])
-        except OSError as error:
-            self._growing.failed(error)
-            return False
-        self._growing.succeeded()
-        self._table.create(segment)
-        return True
-
-    async def _remove(self, segment: Segment) -> None:
-        self._table.retire(segment)
-        await self._move_file(segment, partial(self._files.remove, segment.name))
 
     async def _write(self, moves: Sequence[Move], is_cancelled: IsCancelled) -> None:
         planned = plan_requests(moves)
         jobs = [partial(self._write_request, each, is_cancelled) for each in planned]
         written: list[Move] = []
         last_error: OSError | None = None
-        for request, error in zip(planned, await _run(self._writers, jobs), strict=True):
+        for request, error in zip(planned, await run_all(self._writers, jobs), strict=True):
             last_error = error or last_error
             for move in request.moves:
                 if error is None and self._fill(move):
@@ -299,7 +272,7 @@ class Folder:
                 else:
                     self._give_back(move.place, error)
         try:
-            await _run(self._writers, [self._journal.flush])
+            await run_all(self._writers, [self._journal.flush])
         except OSError as error:
             last_error = error
             for move in filter(self._is_at, written):
@@ -338,7 +311,8 @@ class Folder:
 
     def _give_back(self, place: Place, error: OSError | None) -> None:
         if error is not None and requests.is_medium_bad(error):
-            self._table.condemn(place)
+            # Until the next start only: more often the whole device is away than these sectors bad.
+            place.segment.condemn(place.slot)
         else:
             place.segment.release(place.slot)
 
@@ -351,7 +325,7 @@ class Folder:
 
     async def _rewrite(self) -> None:
         try:
-            await _run(self._writers, [partial(self._journal.rewrite, self._table.records())])
+            await run_all(self._writers, [partial(self._journal.rewrite, self._table.records())])
             self.counters.rewrites += 1
         except OSError as error:
             self._writing.failed(error)
@@ -366,12 +340,3 @@ class Folder:
 
 class _Cancelled(OSError):
     """Not written, since nobody wants it any more."""
-
-
-async def _run(threads: ThreadPoolExecutor, jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """All jobs side by side; raises the first error, when all have ended."""
-    loop = asyncio.get_running_loop()
-    futures = [loop.run_in_executor(threads, job) for job in jobs]
-    if futures:
-        await asyncio.wait(futures)
-    return [future.result() for future in futures]

@@ -4,7 +4,7 @@ Changes that must survive this process are records: applied here, and handed to 
 same moment, so that replaying them gives this table again. Must not know files nor threads.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from cache_tiers.block_image import ImageLayout
@@ -43,6 +43,7 @@ class SegmentTable:
         self._wanted_bytes = segment_bytes
         self._log = log
         self._segments: dict[int, Segment] = {}
+        self._by_layout: dict[ImageLayout, dict[int, Segment]] = {}
         # A key's place is one int, about 90 bytes a block without the key, which callers share.
         self._places: dict[ImageLayout, dict[BlockKey, int]] = {}
         self._next_number = 0
@@ -101,16 +102,16 @@ class SegmentTable:
 
     def free_images(self, layout: ImageLayout, *, can_grow: bool) -> int:
         """How many more images could be stored, as far as is known."""
-        free = sum(each.num_free for each in self._segments.values() if each.layout == layout)
+        free = sum(each.num_free for each in self._of_layout(layout))
         return free + (self._growth_bytes(layout) // layout.image_bytes if can_grow else 0)
 
     def take(self, layout: ImageLayout, num: int) -> list[Place]:
         """Up to ``num`` slots to be written, from segments that are there."""
-        candidates = [each for each in self._segments.values() if each.layout == layout]
+        candidates = [each for each in self._of_layout(layout) if each.num_free]
         candidates.sort(key=lambda each: each.num_free, reverse=True)
         places: list[Place] = []
         for segment in candidates:
-            if len(places) == num or not segment.num_free:
+            if len(places) == num:
                 break
             places += (Place(segment, slot) for slot in segment.take(num - len(places)))
         return places
@@ -128,7 +129,8 @@ class SegmentTable:
 
     def spare(self, layout: ImageLayout) -> list[Segment]:
         """Segments that nobody needs if more of ``layout`` is to be stored."""
-        return [each for each in self.segments if each.is_empty and each.layout != layout]
+        others = (each for key, each in self._by_layout.items() if key != layout)
+        return [each for segments in others for each in segments.values() if each.is_empty]
 
     def skip_numbers(self, number: int) -> None:
         """A file of that number is there: no segment gets it, nor one before."""
@@ -172,6 +174,7 @@ class SegmentTable:
             case Retired(number):
                 segment = self._segments.pop(number, None)
                 if segment is not None:
+                    del self._by_layout[segment.layout][number]
                     self._bytes_of_segments -= segment.num_bytes
                     for key in filter(None, segment.keys):
                         del self._places[segment.layout][key]
@@ -203,6 +206,9 @@ class SegmentTable:
         self.apply(record)
         self._log(record)
 
+    def _of_layout(self, layout: ImageLayout) -> Iterable[Segment]:
+        return self._by_layout.get(layout, {}).values()
+
     def _wanted_slots(self, layout: ImageLayout) -> int:
         return min(max(self._wanted_bytes // layout.image_bytes, _MIN_SLOTS), MAX_SLOTS)
 
@@ -216,6 +222,7 @@ class SegmentTable:
             return
         segment = Segment(record.segment, record.layout, record.num_slots)
         self._segments[segment.number] = segment
+        self._by_layout.setdefault(segment.layout, {})[segment.number] = segment
         self._places.setdefault(segment.layout, {})
         self._bytes_of_segments += segment.num_bytes
         self.skip_numbers(segment.number)
