@@ -41,8 +41,10 @@ def test_what_comes_after_the_end_does_not_count() -> None:
     batch = Batch(2)
     begun, may_end = threading.Event(), threading.Event()
     memory = bytearray(1)
+    seen: list[int] = []
 
     def work(index: int) -> Outcome:
+        seen.append(index)
         begun.set()
         may_end.wait()
         with batch.memory() as is_ours:
@@ -57,6 +59,7 @@ def test_what_comes_after_the_end_does_not_count() -> None:
     batch.fail("too late to say so")
     may_end.set()
     thread.join()
+    assert seen == [0]
     assert batch.outcomes == [Outcome.OPEN] * 2
     assert batch.failure is None
     assert memory == b"\0"
