@@ -1,0 +1,163 @@
+"""What a node knows of each block that it holds, by layout and key.
+
+A dict per layout gives the block's number, arrays by that number hold the rest: about 190 bytes a
+block, its key included. The states in which a block may be:
+
+    LOADING          its arena slot is being filled: found, not readable yet
+    HOST             its arena slot holds it
+    HOST | LEAVING   the slot is given up as soon as nobody needs it
+    ... | WRITING    the slot is being copied to disk: it must stay
+    ... | DISK       the disk holds it, whatever the arena does
+    ORPHAN           nobody finds it any more; it only keeps its slot until that is not used
+
+Must not know why a block changes its state, nor tiers.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from cache_tiers.block_image import ImageLayout
+from cache_tiers.keys import BlockKey
+
+HOST = 1
+DISK = 2
+LOADING = 4
+WRITING = 8
+LEAVING = 16
+ORPHAN = 32
+PINNED = 64
+
+NO_SLOT = -1
+_TICKS_PER_S = 100
+_MAX_USES = 255
+_UNKNOWN_RECOMPUTE_S = 1e-9
+"""Until an engine says otherwise: all blocks are worth the same then."""
+
+
+class BlockIndex:
+    """Owner of blocks' numbers and columns. An ``eviction.base.BlockFacts``."""
+
+    def __init__(self, clock_s: float) -> None:
+        self._begin_s = clock_s
+        self.layouts: list[ImageLayout] = []
+        self._layout_numbers: dict[ImageLayout, int] = {}
+        self._tables: list[dict[BlockKey, int]] = []
+        self._usual_recompute_s: list[float] = []
+        """By layout: what a disk holds from before has no cost of its own."""
+        self._free: list[int] = []
+        self._keys: list[BlockKey | None] = []
+        self._layout_of = array("H")
+        self._ticks = array("I")
+        self._uses = array("B")
+        self._num_tokens = array("I")
+        self._recompute_s = array("f")
+        self.flags = array("B")
+        """States, as above."""
+        self.offsets = array("q")
+        """Of arena slots, or ``NO_SLOT``."""
+        self.chain_lens = array("I")
+        """Blocks from the start of the prompt; 0 while unknown."""
+
+    def __len__(self) -> int:
+        return len(self._keys) - len(self._free)
+
+    def layout_number(self, entry: int) -> int:
+        return self._layout_of[entry]
+
+    def number_of(self, layout: ImageLayout) -> int:
+        """The number of a layout, which is new if need be."""
+        number = self._layout_numbers.get(layout)
+        if number is None:
+            number = self._layout_numbers[layout] = len(self.layouts)
+            self.layouts.append(layout)
+            self._tables.append({})
+            self._usual_recompute_s.append(_UNKNOWN_RECOMPUTE_S)
+        return number
+
+    def table(self, layout_number: int) -> dict[BlockKey, int]:
+        """Keys to blocks of one layout; for reading only."""
+        return self._tables[layout_number]
+
+    def add(
+        self,
+        layout_number: int,
+        key: BlockKey,
+        num_tokens: int,
+        *,
+        chain_len: int = 0,
+        recompute_s: float = 0.0,
+    ) -> int:
+        """A block that is held nowhere yet. Precondition: its key is unknown."""
+        if self._free:
+            entry = self._free.pop()
+            self._keys[entry] = key
+        else:
+            entry = len(self._keys)
+            self._keys.append(key)
+            for column in self._columns():
+                column.append(0)
+            self._recompute_s.append(0.0)
+        self._layout_of[entry] = layout_number
+        self._uses[entry] = 1
+        self._num_tokens[entry] = num_tokens
+        self._recompute_s[entry] = recompute_s
+        if recompute_s > 0:
+            self._usual_recompute_s[layout_number] = recompute_s
+        self.flags[entry] = 0
+        self.offsets[entry] = NO_SLOT
+        self.chain_lens[entry] = chain_len
+        self._tables[layout_number][key] = entry
+        return entry
+
+    def unlink(self, entry: int) -> None:
+        """Nobody finds it by its key any more."""
+        del self._tables[self._layout_of[entry]][self.key(entry)]
+
+    def free(self, entry: int) -> None:
+        """Its number may be another's. Precondition: it is unlinked."""
+        self._keys[entry] = None
+        self.flags[entry] = 0
+        self.offsets[entry] = NO_SLOT
+        self._free.append(entry)
+
+    def use(self, entry: int, num_uses: int, now_s: float) -> None:
+        self._uses[entry] = min(_MAX_USES, num_uses)
+        self._ticks[entry] = int((now_s - self._begin_s) * _TICKS_PER_S)
+
+    def key(self, entry: int) -> BlockKey:
+        key = self._keys[entry]
+        assert key is not None, f"block {entry} is free"
+        return key
+
+    def layout(self, entry: int) -> ImageLayout:
+        return self.layouts[self._layout_of[entry]]
+
+    def num_tokens(self, entry: int) -> int:
+        return self._num_tokens[entry]
+
+    def num_uses(self, entry: int) -> int:
+        return self._uses[entry]
+
+    def last_used_s(self, entry: int) -> float:
+        return self._begin_s + self._ticks[entry] / _TICKS_PER_S
+
+    def worth(self, entry: int) -> float:
+        seconds = self._recompute_s[entry] or self._usual_recompute_s[self._layout_of[entry]]
+        return seconds / self.layout(entry).image_bytes
+
+    def at_offsets(self, offsets: Sequence[int]) -> list[int]:
+        """The blocks in these arena slots; a pass over all."""
+        found = np.isin(np.frombuffer(self.offsets, np.int64), np.array(offsets, np.int64))
+        return [int(entry) for entry in np.flatnonzero(found)]
+
+    def entries(self) -> Iterator[int]:
+        """All that have a number, orphans too."""
+        return (entry for entry, key in enumerate(self._keys) if key is not None)
+
+    def _columns(self) -> "tuple[array[int], ...]":
+        return (
+            self._layout_of, self._ticks, self._uses, self._num_tokens, self.flags, self.offsets,
+            self.chain_lens,
+        )  # fmt: skip

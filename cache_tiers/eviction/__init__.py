@@ -1,0 +1,1 @@
+"""What leaves a tier first. Knows blocks by number; moves nothing."""

@@ -1,0 +1,59 @@
+"""How often keys were used lately, in a byte or two a block: a count-min sketch that forgets.
+
+TinyLFU's (Einziger et al., "TinyLFU: A Highly Efficient Cache Admission Policy", 2017): counters
+are halved after a number of uses. Must not know what is held.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MULTIPLIERS = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93],
+    np.uint64,
+)
+_USES_PER_COUNTER = 10
+"""Before all are halved."""
+_MAX_COUNT = 255
+
+
+class FrequencySketch:
+    """Of about ``num_keys`` keys at a time; those of 16 bytes."""
+
+    def __init__(self, num_keys: int) -> None:
+        self._num_bits = max(6, (max(1, num_keys) - 1).bit_length())
+        self._width = 1 << self._num_bits
+        self._counters = np.zeros((len(_MULTIPLIERS), self._width), np.uint8)
+        self._num_uses = 0
+
+    def add(self, keys: Sequence[bytes]) -> list[int]:
+        """Count a use of each; how often they were used, this time included. No key twice."""
+        if not keys:
+            return []
+        rows = np.arange(len(_MULTIPLIERS))[:, None]
+        columns = self._columns(keys)  # [num_rows, num_keys]
+        before = self._counters[rows, columns]
+        count = np.minimum(before.min(axis=0), _MAX_COUNT - 1) + np.uint8(1)
+        # Only the lowest counters rise: the others were raised by other keys.
+        self._counters[rows, columns] = np.maximum(before, count)
+        self._num_uses += len(keys)
+        if self._num_uses >= _USES_PER_COUNTER * self._width:
+            self._num_uses = 0
+            self._counters >>= 1
+        counts: list[int] = count.tolist()
+        return counts
+
+    def estimate(self, key: bytes) -> int:
+        """At least how often it was used, if nothing has been forgotten since."""
+        columns = self._columns([key])[:, 0]
+        return int(self._counters[np.arange(len(_MULTIPLIERS)), columns].min())
+
+    def _columns(self, keys: Sequence[bytes]) -> NDArray[np.uint64]:
+        halves = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
+        mixed = halves[:, 0] * _MULTIPLIERS[0] + halves[:, 1] * _MULTIPLIERS[1]
+        mixed ^= mixed >> np.uint64(32)
+        columns: NDArray[np.uint64] = mixed * _MULTIPLIERS[:, None] >> np.uint64(
+            64 - self._num_bits
+        )
+        return columns

@@ -1,0 +1,198 @@
+"""Answers fetches: what of a prompt is worth bringing is brought into the arena and leased.
+
+plan (``fetch_plan``, ``break_even``), start loads or join them, wait, answer. Must not know how
+blocks are evicted, nor engines.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+
+from cache_tiers.block_index import HOST, LOADING
+from cache_tiers.break_even import Choice, Medium, choose
+from cache_tiers.fetch_plan import FetchPlan, FetchPlanner, RemoteRun
+from cache_tiers.holdings import Holdings
+from cache_tiers.image_loads import ImageLoads, Load, Wanted
+from cache_tiers.keys import BlockKey
+from cache_tiers.load_record import LoadRecord
+from cache_tiers.media_rates import MediaRates
+from cache_tiers.messages import Fetch, Found
+from cache_tiers.quarantine import Quarantine
+from cache_tiers.tier import Lookup, Tier, TierError, TierKind
+
+_FIND_SHARE = 0.25
+"""Of the timeout: longer nobody is asked what it holds."""
+_OBJECT_PROBES = 9
+"""A store takes a request for each key, and holds whole prefixes: a few along it tell enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """What a fetch brought."""
+
+    images: Sequence[Found]
+    """Leased; leading blocks after those that the engine has, a partial one last."""
+    predicted_s: float
+    fetch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """A block of an answer, which may not have come yet."""
+
+    offset: int
+    wanted: Wanted
+    kind: TierKind
+    done: asyncio.Future[bool] | None
+    """``None``: it was in the arena."""
+
+    @property
+    def is_here(self) -> bool:
+        return self.done is None or (self.done.done() and self.done.result())
+
+    @property
+    def is_lost(self) -> bool:
+        """The lease has ended already."""
+        return self.done is not None and self.done.done() and not self.done.result()
+
+
+class Fetcher:
+    """Owner: one node's cache."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        loads: ImageLoads,
+        rates: MediaRates,
+        quarantine: Quarantine,
+        *,
+        disk: Tier | None,
+        object_store: Tier | None,
+    ) -> None:
+        self._holdings = holdings
+        self._loads = loads
+        self._rates = rates
+        self._quarantine = quarantine
+        self._planner = FetchPlanner(holdings, loads)
+        self._disk = disk
+        self._object_store = object_store
+        self.record = LoadRecord()
+
+    async def fetch(self, layout_number: int, fetch: Fetch, peer: Tier | None) -> FetchResult:
+        """Bounded by ``fetch.timeout_s``; cancelled, it leaves no lease."""
+        clock = self._holdings.clock
+        begin_s = clock()
+        tiers = self._tiers(peer)
+        remote = await self._find_remote(layout_number, fetch, tiers)
+        plan = self._planner.plan(layout_number, fetch, remote)
+        choice = choose(plan.candidate, self._media(), fetch.cost)
+        self.record.num_recomputed_blocks += len(plan.wanted) - choice.num_blocks
+        leases = self._lease_all(layout_number, plan, choice, tiers)
+        answer: list[_Lease] = []
+        try:
+            pending = [lease.done for lease in leases if lease.done is not None]
+            if pending:
+                left_s = max(0.0, fetch.timeout_s - (clock() - begin_s))
+                await asyncio.wait(pending, timeout=left_s)
+            answer = _leading(leases)
+        finally:
+            self._release(leases[len(answer) :])
+        fetch_s = clock() - begin_s
+        self._note(leases, choice, fetch_s, is_late=len(answer) < choice.num_blocks)
+        images = [
+            Found(lease.offset, lease.wanted.key, lease.wanted.num_tokens, lease.kind)
+            for lease in answer
+        ]
+        return FetchResult(images, choice.load_s, fetch_s)
+
+    def _tiers(self, peer: Tier | None) -> dict[TierKind, Tier]:
+        tiers = (self._disk, peer, self._object_store)
+        return {tier.kind: tier for tier in tiers if tier is not None}
+
+    def _media(self) -> dict[TierKind, Medium]:
+        rates = self._rates
+        return {kind: Medium(rates.rate(kind), rates.waiting_s(kind)) for kind in TierKind}
+
+    async def _find_remote(
+        self, layout_number: int, fetch: Fetch, tiers: dict[TierKind, Tier]
+    ) -> list[RemoteRun]:
+        """Nearest first."""
+        remote = [tier for kind, tier in tiers.items() if kind is not TierKind.DISK]
+        missing = self._planner.missing(layout_number, fetch) if remote else []
+        missing = [key for key in missing if not self._quarantine.has(layout_number, key)]
+        if not missing:
+            return []
+        layout = self._holdings.index.layouts[layout_number]
+
+        async def ask(tier: Tier) -> RemoteRun:
+            keys = missing
+            if tier.kind is TierKind.OBJECT:
+                keys = missing[:: max(1, len(missing) // _OBJECT_PROBES)]
+            try:
+                async with asyncio.timeout(_FIND_SHARE * fetch.timeout_s):
+                    found = await tier.find(layout, keys)
+            except (TierError, TimeoutError):
+                found = []
+            hits = [key for key, each in zip(keys, found, strict=False) if each is Lookup.HIT]
+            if tier.kind is TierKind.OBJECT and hits:
+                hits = missing[: missing.index(hits[-1]) + 1]
+            return RemoteRun(tier.kind, frozenset(hits))
+
+        return list(await asyncio.gather(*map(ask, remote)))
+
+    def _lease_all(
+        self, layout_number: int, plan: FetchPlan, choice: Choice, tiers: dict[TierKind, Tier]
+    ) -> list[_Lease]:
+        """Of the blocks chosen those that are here or can come, up to the first for which there is
+        no room. What is here is leased first: loads make others leave.
+        """
+        leases: dict[BlockKey, _Lease] = {}
+        absent: dict[TierKind, list[Wanted]] = {}
+        chosen = {
+            wanted.key: (wanted, kind)
+            for wanted, kind in islice(
+                zip(plan.wanted, plan.candidate.kinds, strict=True), choice.num_blocks
+            )
+        }
+        for key, (wanted, kind) in chosen.items():
+            entry = self._holdings.find(layout_number, key)
+            flags = 0 if entry is None else self._holdings.index.flags[entry]
+            if entry is not None and flags & (HOST | LOADING):
+                load = self._loads.find(entry) if flags & LOADING else None
+                leases[key] = self._lease(entry, wanted, kind, load)
+            else:
+                absent.setdefault(kind, []).append(wanted)
+        for kind, images in absent.items():
+            for load in self._loads.start(tiers[kind], layout_number, images):
+                key = self._holdings.index.key(load.entry)
+                leases[key] = self._lease(load.entry, chosen[key][0], kind, load)
+        leading = [leases.pop(key) for key in takewhile(leases.__contains__, chosen)]
+        self._release(list(leases.values()))
+        return leading
+
+    def _lease(self, entry: int, wanted: Wanted, kind: TierKind, load: Load | None) -> _Lease:
+        offset = self._holdings.lease(entry)
+        return _Lease(offset, wanted, kind, None if load is None else load.done)
+
+    def _release(self, leases: Sequence[_Lease]) -> None:
+        for lease in leases:
+            if not lease.is_lost:
+                self._holdings.drop_lease(lease.offset)
+
+    def _note(
+        self, leases: Sequence[_Lease], choice: Choice, fetch_s: float, *, is_late: bool
+    ) -> None:
+        kinds = {lease.kind for lease in leases}
+        if kinds:
+            media = self._media()
+            slowest = max(kinds, key=lambda kind: media[kind].rate.byte_s)
+            self.record.note(slowest, choice.load_s, fetch_s, is_late=is_late)
+
+
+def _leading(leases: Sequence[_Lease]) -> list[_Lease]:
+    """Of leases that follow each other those before the first that has not come."""
+    for position, lease in enumerate(leases):
+        if not lease.is_here:
+            return list(leases[:position])
+    return list(leases)

@@ -1,0 +1,133 @@
+"""Makes room in the arena: who leaves it, and whether to disk or for good.
+
+Slabs of the arena serve one size of images at a time, so room for another model's images takes a
+whole slab. Must not know why room is needed.
+"""
+
+from dataclasses import dataclass
+
+from cache_tiers.block_index import DISK, HOST, PINNED
+from cache_tiers.demoter import Demoter
+from cache_tiers.holdings import Holdings
+
+_AGE_WEIGHT = 0.02
+
+
+@dataclass(slots=True)
+class EvictionCounters:
+    num_evicted: int = 0
+    num_dropped: int = 0
+    """Of these, not on disk afterwards."""
+
+
+class HostRoom:
+    """Owner of what leaves the arena, and of the slots that hold no block."""
+
+    def __init__(self, holdings: Holdings, demoter: Demoter) -> None:
+        self._holdings = holdings
+        self._demoter = demoter
+        self.granted: set[int] = set()
+        """Slots that engines hold, to write to."""
+        self.counters = EvictionCounters()
+        self.eviction_age_s: float | None = None
+        """How long blocks lately stay after their last use; ``None``: nothing had to leave yet."""
+
+    def has_room(self, layout_number: int) -> bool:
+        """Whether an image fits without anybody leaving."""
+        arena = self._holdings.arena
+        offset = arena.allocate(self._holdings.index.layouts[layout_number].image_bytes)
+        if offset is not None:
+            arena.free(offset)
+        return offset is not None
+
+    def take(self, layout_number: int, num_slots: int) -> list[int]:
+        """Up to ``num_slots`` slots, for which others leave if they must."""
+        arena = self._holdings.arena
+        image_bytes = self._holdings.index.layouts[layout_number].image_bytes
+        offsets: list[int] = []
+        while len(offsets) < num_slots:
+            offset = arena.allocate(image_bytes)
+            if offset is not None:
+                offsets.append(offset)
+            elif not self._evict_one(image_bytes):
+                break
+        return offsets
+
+    def let_go(self, entry: int) -> bool:
+        """A block that the host's policy has let go leaves, to disk if that takes it. Whether it
+        does: a pinned one stays rather than be lost.
+        """
+        index = self._holdings.index
+        if not self._demoter.offer(entry):
+            if index.flags[entry] & PINNED:
+                self._holdings.stay(entry)
+                return False
+            self.counters.num_dropped += 1
+        self.counters.num_evicted += 1
+        self._holdings.leave(entry)
+        return True
+
+    def _evict_one(self, image_bytes: int) -> bool:
+        holdings, index = self._holdings, self._holdings.index
+        now_s = holdings.clock()
+        stuck: set[int] = set()
+        """Slots in slabs that can't be emptied."""
+
+        def can_evict(entry: int) -> bool:
+            if not self._can_leave(entry):
+                return False
+            if index.layout(entry).image_bytes == image_bytes:
+                return True
+            if index.offsets[entry] in stuck:
+                return False
+            slots = [index.offsets[entry], *holdings.arena.slab_mates(index.offsets[entry])]
+            if self._can_empty(slots):
+                return True
+            stuck.update(slots)
+            return False
+
+        victim = holdings.host_policy.evict(now_s, can_evict)
+        if victim is None:
+            return False
+        self._note_age(now_s - index.last_used_s(victim))
+        if index.layout(victim).image_bytes == image_bytes:
+            return self.let_go(victim)
+        self._empty_slab(victim)
+        return True
+
+    def _can_leave(self, entry: int) -> bool:
+        flags = self._holdings.index.flags[entry]
+        if not self._holdings.may_leave(entry):
+            return False
+        if not flags & PINNED or flags & DISK:
+            return True
+        image_bytes = self._holdings.index.layout(entry).image_bytes
+        return self._demoter.is_accepting and self._demoter.has_room(image_bytes)
+
+    def _can_empty(self, offsets: list[int]) -> bool:
+        holdings, index = self._holdings, self._holdings.index
+        if not self.granted.isdisjoint(offsets):
+            return False
+        entries = index.at_offsets(offsets)
+        # Slots of no block are about to be filled.
+        return len(entries) == len(offsets) and all(
+            index.flags[entry] & HOST
+            and holdings.may_leave(entry)
+            and index.flags[entry] & (PINNED | DISK) != PINNED
+            for entry in entries
+        )
+
+    def _empty_slab(self, victim: int) -> None:
+        """At once: what is not on disk yet is dropped."""
+        holdings, index = self._holdings, self._holdings.index
+        mates = index.at_offsets(holdings.arena.slab_mates(index.offsets[victim]))
+        for mate in mates:
+            holdings.host_policy.remove(mate)
+        for entry in (victim, *mates):
+            self.counters.num_evicted += 1
+            self.counters.num_dropped += not index.flags[entry] & DISK
+            holdings.leave(entry)
+
+    def _note_age(self, age_s: float) -> None:
+        before = age_s if self.eviction_age_s is None else self.eviction_age_s
+        self.eviction_age_s = before + _AGE_WEIGHT * (age_s - before)

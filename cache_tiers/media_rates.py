@@ -1,0 +1,100 @@
+"""How fast each medium is, learned from its transfers: a latency and seconds per byte.
+
+A weighted least-squares line through (bytes, seconds), where old transfers count less and errors
+count relative to the time taken; a few made-up transfers hold it until there are real ones. Bytes
+that wait before a transfer count as its own: media work one request after the other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cache_tiers.tier import TierKind
+
+_DECAY = 0.97
+_PRIOR_WEIGHT = 0.5
+_LEAST_PRIOR_WEIGHT = 0.02
+"""So that transfers of one size alone leave a line."""
+_PRIOR_BYTES = (64 * 1024, 64 * 1024**2)
+_SHORTEST_S = 1e-4
+"""Below it clocks and schedulers are what is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediumRate:
+    """Of a transfer that waits for nothing."""
+
+    latency_s: float
+    byte_s: float
+
+    def seconds(self, num_bytes: float) -> float:
+        return self.latency_s + num_bytes * self.byte_s if num_bytes else 0.0
+
+
+PRIOR_RATES: Mapping[TierKind, MediumRate] = {
+    TierKind.HOST: MediumRate(2e-4, 1 / 10e9),
+    TierKind.DISK: MediumRate(1e-3, 1 / 1.5e9),
+    TierKind.PEER: MediumRate(2e-3, 1 / 1e9),
+    TierKind.OBJECT: MediumRate(50e-3, 1 / 100e6),
+}
+
+
+class _Line:
+    """Sums of a weighted regression of seconds on bytes."""
+
+    def __init__(self, prior: MediumRate) -> None:
+        self._sums = [0.0] * 5
+        self._prior = [0.0] * 5
+        for num_bytes in _PRIOR_BYTES:
+            _add(self._prior, num_bytes, prior.seconds(num_bytes))
+        self._prior_weight = _PRIOR_WEIGHT
+        self.rate = prior
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        self._sums = [_DECAY * value for value in self._sums]
+        self._prior_weight = max(_LEAST_PRIOR_WEIGHT, self._prior_weight * _DECAY)
+        _add(self._sums, num_bytes, seconds)
+        weight, x, y, xx, xy = (
+            value + self._prior_weight * prior
+            for value, prior in zip(self._sums, self._prior, strict=True)
+        )
+        slope = (weight * xy - x * y) / (weight * xx - x * x)
+        latency_s = (y - slope * x) / weight
+        if slope <= 0 or latency_s < 0:  # noise: the best line through nothing takes no time
+            slope, latency_s = xy / xx, 0.0
+        self.rate = MediumRate(latency_s, slope)
+
+
+def _add(sums: list[float], num_bytes: float, seconds: float) -> None:
+    weight = 1 / max(seconds, _SHORTEST_S) ** 2
+    terms = (1.0, num_bytes, seconds, num_bytes**2, num_bytes * seconds)
+    for position, term in enumerate(terms):
+        sums[position] += weight * term
+
+
+class MediaRates:
+    """Of one node."""
+
+    def __init__(self) -> None:
+        self._lines = {kind: _Line(prior) for kind, prior in PRIOR_RATES.items()}
+        self._waiting_bytes = dict.fromkeys(TierKind, 0)
+
+    def rate(self, kind: TierKind) -> MediumRate:
+        return self._lines[kind].rate
+
+    def waiting_s(self, kind: TierKind) -> float:
+        """Until what was asked of the medium before would be done."""
+        return self._waiting_bytes[kind] * self._lines[kind].rate.byte_s
+
+    def begin(self, kind: TierKind, num_bytes: int) -> int:
+        """A transfer was asked for; all bytes that have to be moved until it is done."""
+        self._waiting_bytes[kind] += num_bytes
+        return self._waiting_bytes[kind]
+
+    def end(self, kind: TierKind, num_bytes: int, total_bytes: int, seconds: float | None) -> None:
+        """The transfer is over; ``total_bytes`` is what ``begin`` said. ``None``: it failed."""
+        self._waiting_bytes[kind] -= num_bytes
+        if seconds is not None:
+            self.observe(kind, total_bytes, seconds)
+
+    def observe(self, kind: TierKind, num_bytes: int, seconds: float) -> None:
+        self._lines[kind].observe(num_bytes, seconds)
