@@ -49,5 +49,5 @@ class NodeCacheConfig(BaseModel):
     """Most that one tenant's pinned prefixes take."""
     load_timeout_s: float = Field(default=2.0, gt=0)
     """A prompt waits no longer for a tier; what is not there by then is computed."""
-    lease_s: float = Field(default=600.0, gt=0)
-    """The cache ends itself when no replica has used the node for so long; disks stay warm."""
+    max_idle_s: float = Field(default=600.0, gt=0)
+    """The cache ends itself when no engine has used the node for so long; disks stay warm."""

@@ -24,11 +24,12 @@ from deployments.config import ModelArgs
 from deployments.engine_loss import leave_when_lost
 from deployments.environment import headwater_home, temporary_roots
 from deployments.loopback import bind_replica_to_loopback
+from deployments.node_cache_keeper import NodeCacheKeeper
 from deployments.private_dir import PrivateDir
 from deployments.scrape_server import ScrapeServer
 from engine.checkpoints.pull import pull
 from engine.config import EngineSpec
-from engine.front import EngineFront
+from engine.front import EngineFront, Node
 
 logger = logging.getLogger("ray.serve")
 
@@ -47,35 +48,50 @@ class EngineReplica:
         of the application.
         """
         self._front: EngineFront | None = None
+        self._keeper: NodeCacheKeeper | None = None
         bind_replica_to_loopback()
         home = headwater_home()
         checkpoint = await asyncio.to_thread(
             pull, args.source, name=args.name, home=home, sha256=args.source_sha256
         )
+        node_id = ray.get_runtime_context().get_node_id()
+        place = None
+        if args.node_cache is not None:
+            self._keeper = NodeCacheKeeper(args.node_cache, node_id)
+            place = await self._keeper.start()
         spec = EngineSpec(
             model=args.name,
             checkpoint=checkpoint.path,
             weights_sha256=args.weights_sha256,
             config=args.engine,
+            node_cache_socket=None if place is None else place.socket_path,
         )
         engine_id = f"{args.name}/{serve.get_replica_context().replica_id.unique_id}"
         secret = secrets.token_bytes(SECRET_BYTES)
         socket_dir = PrivateDir(temporary_roots(), max_bytes=MAX_SOCKET_DIR_BYTES)
         host = ray.util.get_node_ip_address()
         front = EngineFront(
-            spec, engine_id=engine_id, secret=secret, host=host, unix_dir=socket_dir.path
+            spec,
+            engine_id=engine_id,
+            secret=secret,
+            host=host,
+            unix_dir=socket_dir.path,
+            node=Node(node_id, None if place is None else place.peer),
         )
         scrape_server = ScrapeServer(front.render_metrics, host=host)
         try:
             endpoint = await front.start()
             scrape_port = await scrape_server.start()
         except BaseException:
+            await self._leave_node()
             await front.close()
             socket_dir.remove()
             raise
         self._front, self._socket_dir, self._scrape_server = front, socket_dir, scrape_server
         target = ScrapeTarget(engine_id, "engine", host, scrape_port)
-        self._advertisement = Advertisement(engine_id, endpoint, secret, target)
+        self._advertisement = Advertisement(
+            engine_id, endpoint, secret, target, None if place is None else place.scrape
+        )
         logger.info("engine %s listens at %s", engine_id, endpoint)
         self._watcher = asyncio.create_task(
             leave_when_lost(engine_id, front, socket_dir), name="watch engine"
@@ -103,4 +119,9 @@ class EngineReplica:
         finally:
             await self._scrape_server.close()
             await self._front.close()
+            await self._leave_node()
             self._socket_dir.remove()
+
+    async def _leave_node(self) -> None:
+        if self._keeper is not None:
+            await self._keeper.close()

@@ -1,0 +1,83 @@
+"""An engine replica's watch over its node's cache: made at the start, and again if it is lost.
+
+The engine finds the new one by itself, where the last one was. Must not know what a cache keeps.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from cache_tiers.config import NodeCacheConfig
+from deployments.node_cache import NodeCachePlace, ensure
+
+logger = logging.getLogger("ray.serve")
+
+START_TIMEOUT_S = 30.0
+"""A cache that takes longer is done without."""
+WATCH_PERIOD_S = 5.0
+
+
+class NodeCacheKeeper:
+    """Call order: ``start``, ``close``."""
+
+    def __init__(
+        self,
+        config: NodeCacheConfig,
+        node_id: str,
+        *,
+        ensure: Callable[[NodeCacheConfig, str], Awaitable[Any]] = ensure,
+        period_s: float = WATCH_PERIOD_S,
+    ) -> None:
+        self._config = config
+        self._node_id = node_id
+        self._ensure = ensure
+        self._period_s = period_s
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self) -> NodeCachePlace | None:
+        """Where the cache is; None, with a line of the log, where none could be started: the engine
+        then computes what it would have loaded.
+        """
+        try:
+            place = await self._find()
+        except Exception as error:
+            logger.error(
+                "node %s has no cache, KV will be computed again instead of loaded: %s",
+                self._node_id,
+                _reason(error),
+            )
+            return None
+        self._watcher = asyncio.create_task(self._watch(), name="watch node cache")
+        return place
+
+    async def close(self) -> None:
+        """The cache stays, for the next replica."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait({self._watcher})
+
+    async def _find(self) -> NodeCachePlace:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            actor = await self._ensure(self._config, self._node_id)
+            place: NodeCachePlace = await actor.find.remote(self._config)
+            return place
+
+    async def _watch(self) -> None:
+        is_lost = False
+        while True:
+            await asyncio.sleep(self._period_s)
+            try:
+                await self._find()
+            except Exception as error:
+                if not is_lost:
+                    logger.warning("node %s lost its cache: %s", self._node_id, _reason(error))
+                is_lost = True
+            else:
+                is_lost = False
+
+
+def _reason(error: Exception) -> str:
+    """The last line: those before are Ray's account of where it happened."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,75 @@
+"""An engine replica's watch over its node's cache."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.fleet_metrics import ScrapeTarget
+from cache_tiers.config import NodeCacheConfig
+from cache_tiers.messages import PeerAddress
+from deployments.node_cache import NodeCachePlace
+from deployments.node_cache_keeper import NodeCacheKeeper
+
+PLACE = NodeCachePlace(
+    Path("/tmp/x/cache.sock"),
+    PeerAddress("10.0.0.7", 4711, b"secret"),
+    ScrapeTarget("node/a", "node_cache", "10.0.0.7", 9001),
+)
+
+
+class Nodes:
+    """Makes caches; those made while ``fault`` is set fail."""
+
+    def __init__(self) -> None:
+        self.fault: Exception | None = None
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.find = self
+
+    async def ensure(self, config: NodeCacheConfig, node_id: str) -> Any:
+        self.asked.put_nowait(node_id)
+        if self.fault is not None:
+            raise self.fault
+        return self
+
+    async def remote(self, config: NodeCacheConfig) -> NodeCachePlace:
+        return PLACE
+
+
+async def test_a_replica_learns_where_its_nodes_cache_is() -> None:
+    keeper = NodeCacheKeeper(NodeCacheConfig(), "a", ensure=Nodes().ensure)
+    assert await keeper.start() == PLACE
+    await keeper.close()
+
+
+async def test_without_a_cache_the_replica_goes_on_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = Nodes()
+    nodes.fault = OSError("a long account\nhost_bytes is more than is free: lower it")
+    keeper = NodeCacheKeeper(NodeCacheConfig(), "a", ensure=nodes.ensure)
+    assert await keeper.start() is None
+    assert "computed again instead of loaded: host_bytes is more than is free" in caplog.text
+    assert "a long account" not in caplog.text
+    await keeper.close()
+
+
+async def test_a_lost_cache_is_made_again_and_its_loss_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = Nodes()
+    keeper = NodeCacheKeeper(NodeCacheConfig(), "a", ensure=nodes.ensure, period_s=0.001)
+    await keeper.start()
+    nodes.fault = OSError("its process is gone")
+    await _until_asked(nodes, 5)
+    nodes.fault = None
+    await _until_asked(nodes, 10)
+    await keeper.close()
+    assert caplog.text.count("lost its cache: its process is gone") == 1
+
+
+async def _until_asked(nodes: Nodes, num_times: int) -> None:
+    async with asyncio.timeout(5):
+        for _ in range(nodes.asked.qsize() + num_times):
+            await nodes.asked.get()
