@@ -127,7 +127,7 @@ class DiskTier:
             max_bytes=sum(folder.max_bytes for folder in folders),
             journal_records=sum(folder.journal_records for folder in folders),
             num_folders=len(folders),
-            num_accepting=sum(folder.refusal is None for folder in folders),
+            num_accepting=sum(folder.refusal() is None for folder in folders),
             counters=total([folder.counters for folder in folders]),
         )
 
@@ -190,9 +190,12 @@ class DiskTier:
         self, layout: ImageLayout, images: list[BlockImage]
     ) -> list[tuple[Folder, list[BlockImage]]]:
         """Which folder gets which images: a large request each in turn, as far as there is room."""
-        accepting = [folder for folder in self._folders if folder.refusal is None]
+        refusals = [folder.refusal() for folder in self._folders]
+        accepting = [
+            folder for folder, why in zip(self._folders, refusals, strict=True) if why is None
+        ]
         if not accepting:
-            raise TierError("; ".join(filter(None, (each.refusal for each in self._folders))))
+            raise TierError("; ".join(filter(None, refusals)))
         if len(accepting) == 1:
             return [(accepting[0], images)]
         room = {folder: folder.free_images(layout) for folder in accepting}

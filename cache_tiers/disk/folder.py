@@ -17,6 +17,7 @@ from cache_tiers.disk import requests
 from cache_tiers.disk.files import Files, is_aligned
 from cache_tiers.disk.health import Health
 from cache_tiers.disk.journal import Journal
+from cache_tiers.disk.progress import LONGEST_SILENCE_S, Progress
 from cache_tiers.disk.quarantine import Quarantine
 from cache_tiers.disk.recovery import recover
 from cache_tiers.disk.requests import Move, Outcome, ReadResult, Request, plan_requests
@@ -58,6 +59,8 @@ class Folder:
         self._reading = Health(f"reading from {path}", clock)
         self._writing = Health(f"storing in {path}", clock)
         self._quarantine = Quarantine(files, max_bytes, {})
+        self._reads = Progress(clock)
+        self._writes = Progress(clock)
         self._readers = ThreadPoolExecutor(_NUM_READERS, "disk-read")
         self._writers = ThreadPoolExecutor(_NUM_WRITERS, "disk-write")
         self._supply = SlotSupply(
@@ -84,9 +87,10 @@ class Folder:
                 self._table.num_images,
             )
 
-    @property
     def refusal(self) -> str | None:
         """Why nothing is stored for now."""
+        if self._writing.is_open and self._writes.is_stalled:
+            self._writing.failed(_no_answer())
         return None if self._writing.is_open else self._writing.reason
 
     @property
@@ -134,7 +138,13 @@ class Folder:
             self._condemn(place)
 
     async def load(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> list[bool]:
-        """As ``Tier.load``; returns only when no thread touches the images any more."""
+        """As ``Tier.load``; returns only when no thread touches the images any more. Nothing is
+        asked of a device that hangs.
+        """
+        if self._reads.is_stalled:
+            self._reading.failed(_no_answer())
+            self.counters.failed_loads += len(images)
+            return [False] * len(images)
         found = [(index, self._locate(image), image) for index, image in enumerate(images)]
         moves = [Move(index, place, image) for index, place, image in found if place is not None]
         self.counters.missed += len(images) - len(moves)
@@ -143,8 +153,10 @@ class Folder:
         are_loaded = [False] * len(images)
         try:
             planned = plan_requests(moves)
-            jobs = [partial(requests.read, self._files, each, is_cancelled) for each in planned]
-            for request, result in zip(planned, await run_all(self._readers, jobs), strict=True):
+            jobs = [partial(self._read_request, each, is_cancelled) for each in planned]
+            with self._reads:
+                results = await run_all(self._readers, jobs)
+            for request, result in zip(planned, results, strict=True):
                 self._watch_reading(result)
                 for move, outcome in zip(request.moves, result.outcomes, strict=True):
                     are_loaded[move.index] = outcome is Outcome.SOUND
@@ -161,17 +173,15 @@ class Folder:
         layout = images[0].layout
         for image in images:
             self._check_memory(image)
-        if self.refusal is not None:
-            raise TierError(self.refusal)
-        places = await self._supply.take(layout, len(images))
-        self.counters.refused += len(images) - len(places)
-        if not places and self._supply.health.reason:
-            raise TierError(self._supply.health.reason)
-        moves = [
-            Move(index, place, image)
-            for index, (place, image) in enumerate(zip(places, images, strict=False))
-        ]
-        await self._write(moves, is_cancelled)
+        with self._writes:
+            places = await self._supply.take(layout, len(images))
+            self._writes.step()
+            self.counters.refused += len(images) - len(places)
+            if not places and self._supply.health.reason:
+                raise TierError(self._supply.health.reason)
+            slots = enumerate(zip(places, images, strict=False))  # the first images have one
+            moves = [Move(index, place, image) for index, (place, image) in slots]
+            await self._write(moves, is_cancelled)
         self._rewrite_if_long()
 
     async def close(self) -> None:
@@ -295,6 +305,11 @@ class Folder:
             if not written:
                 raise TierError(self._writing.reason) from error
 
+    def _read_request(self, request: Request, is_cancelled: IsCancelled) -> ReadResult:
+        result = requests.read(self._files, request, is_cancelled)
+        self._reads.step()
+        return result
+
     def _write_request(self, request: Request, is_cancelled: IsCancelled) -> OSError | None:
         if is_cancelled():
             return _Cancelled()
@@ -304,6 +319,8 @@ class Folder:
             requests.write(self._files, request)
         except OSError as error:
             return error
+        finally:
+            self._writes.step()
         return None
 
     def _fill(self, move: Move) -> bool:
@@ -340,3 +357,7 @@ class Folder:
 
 class _Cancelled(OSError):
     """Not written, since nobody wants it any more."""
+
+
+def _no_answer() -> OSError:
+    return TimeoutError(f"the device has not answered for {LONGEST_SILENCE_S:.0f} s")

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -179,8 +180,8 @@ class SlowFiles(Files):
     def __init__(self, folder: Path) -> None:
         self.may_go = threading.Event()
         self.may_go.set()
-        self.has_begun = threading.Event()
-        """Since it was cleared."""
+        self.begun = threading.Semaphore(0)
+        """Counts the calls since ``halt``."""
         super().__init__(folder)
 
     def read(self, name: str, buffers: Sequence[memoryview], offset: int) -> int:
@@ -192,15 +193,17 @@ class SlowFiles(Files):
         return super().write(name, buffers, offset)
 
     def _wait(self) -> None:
-        self.has_begun.set()
+        self.begun.release()
         assert self.may_go.wait(10)
 
     def halt(self) -> None:
-        self.has_begun.clear()
+        self.begun = threading.Semaphore(0)
         self.may_go.clear()
 
 
-async def slow_tier(folder: Path, num_images: int) -> tuple[DiskTier, SlowFiles]:
+async def slow_tier(
+    folder: Path, num_images: int, clock: Callable[[], float] = time.monotonic
+) -> tuple[DiskTier, SlowFiles]:
     made: list[SlowFiles] = []
 
     def make_files(path: Path) -> Files:
@@ -208,13 +211,17 @@ async def slow_tier(folder: Path, num_images: int) -> tuple[DiskTier, SlowFiles]
         return made[-1]
 
     tier = await DiskTier.open(
-        [small_config(folder, num_images)], make_files=make_files, segment_bytes=SEGMENT_BYTES
+        [small_config(folder, num_images)],
+        make_files=make_files,
+        segment_bytes=SEGMENT_BYTES,
+        clock=clock,
     )
     return tier, made[0]
 
 
-async def waits(files: SlowFiles) -> None:
-    assert await asyncio.to_thread(files.has_begun.wait, 10)
+async def waits(files: SlowFiles, num_calls: int = 1) -> None:
+    for _ in range(num_calls):
+        assert await asyncio.to_thread(files.begun.acquire, timeout=10)
 
 
 async def test_a_cancelled_load_ends_when_the_memory_is_left_alone(tmp_path: Path) -> None:
@@ -272,6 +279,27 @@ async def test_a_cancelled_store_leaves_no_slot_behind(tmp_path: Path) -> None:
     assert stats.num_images < 80
     assert stats.num_images + tier.free_images(LAYOUT) == 80
     assert stats.num_accepting == 1
+    await tier.close()
+
+
+async def test_nothing_more_is_asked_of_a_device_that_hangs(tmp_path: Path) -> None:
+    now_s = [100.0]
+    tier, files = await slow_tier(tmp_path, 16, clock=lambda: now_s[0])
+    await tier.store([sealed(1), sealed(2)])
+    files.halt()
+    load = asyncio.create_task(tier.load([blank(1)]))
+    store = asyncio.create_task(tier.store([sealed(3)]))
+    await waits(files, num_calls=2)
+    now_s[0] += 6
+
+    assert await tier.load([blank(2)]) == [False]
+    with pytest.raises(TierError, match="not answered for 5 s"):
+        await tier.store([sealed(4)])
+
+    files.may_go.set()
+    assert (await load, await store) == ([True], [True])
+    assert await tier.load([blank(2)]) == [True]
+    assert await tier.store([sealed(4)]) == [True]
     await tier.close()
 
 
