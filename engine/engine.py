@@ -117,6 +117,7 @@ class Engine:
         """
         self._tiers = tiers
         self.forget()
+        tiers.poll(self._clock())  # the first request is not to be the first to find the node
 
     def poll_tiers(self) -> list[CacheEvents]:
         """Go on with what the node has brought; returns what its media gained and lost. Due between

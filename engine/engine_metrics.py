@@ -19,6 +19,7 @@ from engine.observations import EngineStats, LimitReason, StepRecord
 from engine.rank_group import RankGroup
 from engine.rank_messages import Ready, StepReport
 from engine.step_ring import StepRing
+from engine.tier_metrics import collect_tiers
 from engine.timelines import Timeline
 
 PREFIX = "headwater:"
@@ -175,6 +176,8 @@ class _Now(Collector):
             silence_s = self._ranks.silence_s
             yield gauge("rank_heartbeat_age_seconds", "Of the most silent rank.", silence_s)
         yield from self._collect_memory(num_used)
+        if stats.tiers is not None:
+            yield from collect_tiers(stats.tiers, self._labels)
 
     def _collect_memory(self, num_used_blocks: int) -> Iterable[Metric]:
         memory, size = self._memory, self._spec.config.tensor_parallel_size

@@ -42,6 +42,8 @@ class BlockWriter:
         """Keys of full blocks, in the order in which they are stored."""
         self._partials: list[PartialBlock] = []
         """For the next plan: their blocks may be written again by the one after it."""
+        self._evicted: list[PartialBlock] = []
+        """Full ones, by the plan in the making."""
         self._planned: dict[bytes, tuple[BlockTransfer, int]] = {}
         """With chain lengths, by key; of the plan in the making or under way."""
         self.num_dropped = 0
@@ -68,6 +70,7 @@ class BlockWriter:
         self._stored.clear()
         self._wanted.clear()
         self._partials.clear()
+        self._evicted.clear()
         self._planned.clear()
 
     def grant(self, offsets: Iterable[int]) -> None:
@@ -105,7 +108,7 @@ class BlockWriter:
         """The plan in the making hands out a block whose content would be lost."""
         if self._is_open and key not in self._stored and key not in self._planned:
             self._wanted.pop(key, None)
-            self._plan(PartialBlock(block_id, key, chain_len, self._block_size))
+            self._evicted.append(PartialBlock(block_id, key, chain_len, self._block_size))
 
     def take(
         self, num_blocks: int, find: Callable[[bytes], HeldBlock | None]
@@ -116,6 +119,12 @@ class BlockWriter:
         for partial in self._partials:
             self._plan(partial)
         self._partials.clear()
+        if len(self._evicted) > len(self._slots):
+            # The end of a chain is of no use without its begin.
+            self._evicted.sort(key=lambda block: block.chain_len)
+        for evicted in self._evicted:
+            self._plan(evicted)
+        self._evicted.clear()
         while self._wanted and self._slots and num_blocks > 0:
             key = next(iter(self._wanted))
             del self._wanted[key]
@@ -142,6 +151,7 @@ class BlockWriter:
         self._slots += [transfer.offset for transfer, _ in self._planned.values()]
         self._planned.clear()
         self._partials.clear()
+        self._evicted.clear()
 
     def _plan(self, block: PartialBlock) -> None:
         if not self._slots:

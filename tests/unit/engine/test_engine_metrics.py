@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.config import EngineConfig, EngineSpec
 from engine.engine_metrics import EngineMetrics
 from engine.messages import EngineRequest, LoadView, SamplingParams, TimelineEvent
-from engine.observations import EngineStats, MemoryBytes, StepRecord
+from engine.observations import EngineStats, MemoryBytes, StepRecord, TierStats
 from engine.rank_group import RankGroup
 from engine.rank_messages import Ready, StepReport
 from engine.step_ring import StepRing
@@ -40,6 +40,24 @@ STATS = EngineStats(
     num_recomputed_tokens=20,
     num_kv_tokens=500,
     batch_efficiency=0.75,
+    tiers=TierStats(
+        is_connected=True,
+        num_stored_blocks=11,
+        num_loaded_blocks={"host": 5, "disk": 6},
+        num_failed_blocks={"disk": 1},
+        num_dropped_blocks=2,
+        num_wanted_blocks=8,
+        transfer_s=0.25,
+        load_s=0.125,
+        fetch_s=1.5,
+        num_fetches=9,
+        num_timeouts=3,
+        num_predictions=4,
+        num_good_predictions=2,
+        num_checks=7,
+        num_differing=1,
+        num_losses=1,
+    ),
 )
 RECORD = StepRecord(
     step_id=7,
@@ -138,10 +156,31 @@ def value(samples: Samples, name: str, **labels: str) -> float:
         ("request_generation_tokens_sum", 5),
         ("request_params_max_tokens_sum", 5),
         ("request_params_n_sum", 1),
+        ("kv_tier_connected", 1),
+        ("kv_tier_stored_blocks_total", 11),
+        ("kv_tier_missing_slots_total", 2),
+        ("kv_tier_wanted_blocks", 8),
+        ("kv_tier_transfer_seconds_total", 0.25),
+        ("kv_tier_load_seconds_total", 0.125),
+        ("kv_tier_fetch_seconds_total", 1.5),
+        ("kv_tier_fetches_total", 9),
+        ("kv_tier_fetch_timeouts_total", 3),
+        ("kv_tier_predictions_total", 4),
+        ("kv_tier_predictions_within_25_percent_total", 2),
+        ("kv_tier_shadow_checks_total", 7),
+        ("kv_tier_shadow_check_failures_total", 1),
+        ("kv_tier_losses_total", 1),
     ],
 )
 def test_what_was_reported_is_shown(name: str, expected: float) -> None:
     assert value(page(), name) == pytest.approx(expected)
+
+
+def test_blocks_of_tiers_are_shown_by_kind() -> None:
+    samples = page()
+    assert value(samples, "kv_tier_loaded_blocks_total", kind="host") == 5
+    assert value(samples, "kv_tier_loaded_blocks_total", kind="disk") == 6
+    assert value(samples, "kv_tier_failed_blocks_total", kind="disk") == 1
 
 
 def test_times_of_a_request_are_those_between_its_notes() -> None:

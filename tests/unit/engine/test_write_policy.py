@@ -40,8 +40,16 @@ def test_what_is_evicted_is_stored_whatever_a_step_allows() -> None:
     writer.evicted(1, A, 1)
 
     assert writer.take(0, HELD.get) == (BlockTransfer(1, 10, A, 4),)
-    assert not writer.is_pending(B)
-    assert writer.is_pending(A)
+    assert not writer.is_due
+
+
+def test_where_slots_are_short_the_begin_of_a_chain_is_kept() -> None:
+    writer = make_writer(10, 20)
+    for block_id, key, chain_len in ((3, C, 3), (2, B, 2), (1, A, 1)):  # as they are evicted
+        writer.evicted(block_id, key, chain_len)
+
+    assert [t.key for t in writer.take(MANY, HELD.get)] == [A, B]
+    assert writer.num_dropped == 1
 
 
 def test_a_block_is_not_stored_twice() -> None:
@@ -89,6 +97,7 @@ def test_a_failed_plan_stores_nothing_and_keeps_its_slots() -> None:
     writer = make_writer(10)
     writer.evicted(1, A, 1)
     writer.take(MANY, HELD.get)
+    assert writer.is_pending(A)
 
     writer.abandon()
 
