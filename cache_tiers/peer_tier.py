@@ -59,7 +59,11 @@ class _Load:
 
 
 class PeerTier:
-    """A ``Tier``. Owner: the node's cache, one for each peer; made on a running event loop."""
+    """A ``Tier``. Owner: the node's cache, one for each peer; made on a running event loop.
+
+    Calls in a pause after a failure raise ``TierError`` at once. A key whose image was unsound is
+    not asked for again.
+    """
 
     kind = TierKind.PEER
 
@@ -83,7 +87,9 @@ class PeerTier:
         )
 
     async def find(self, layout: ImageLayout, keys: Sequence[BlockKey]) -> list[Lookup]:
-        """A round trip that ``load`` does not need before it."""
+        """A round trip that ``load`` does not need before it; the peer takes images from its disk
+        for this as well.
+        """
         self._backoff.check()
         found: list[bool] = []
         try:
