@@ -2,10 +2,7 @@
 back.
 """
 
-import asyncio
 import socket
-import tempfile
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,19 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from cache_tiers.arena import Arena
 from cache_tiers.block_image import ImageLayout, make_fingerprint
-from cache_tiers.messages import Open, PeerAddress
+from cache_tiers.messages import Open
 from cache_tiers.node_client import connect
-from cache_tiers.node_service import NodeService
-from cache_tiers.tier import Tier, TierError
+from cache_tiers.tier import TierError
 from engine.broadcast_runner import BroadcastRunner
 from engine.config import PacedConfig
 from engine.follower_arena import FollowerArena
 from engine.follower_loop import FollowerLoop
 from engine.paced_runner import PacedRunner
 from engine.step import BlockTransfer
-from tests.unit.cache_tiers.fake_image_store import FakeImageStore
+from tests.integration.node_threads import node_thread
 from tests.unit.engine.raw_steps import RawSteps
 from wire.errors import ConnectionClosed
 from wire.pipe import SyncPipe
@@ -87,29 +82,8 @@ def runner() -> Iterator[BroadcastRunner]:
 
 @pytest.fixture
 def socket_path() -> Iterator[Path]:
-    """Of a node's cache, whose event loop runs in a thread."""
-    with tempfile.TemporaryDirectory(prefix="hw-") as folder, asyncio.Runner() as loop:
-        stopping, started = asyncio.Event(), threading.Event()
-        thread = threading.Thread(target=loop.run, args=(serve(Path(folder), started, stopping),))
-        thread.start()
-        assert started.wait(10)
-        yield Path(folder) / "node.sock"
-        loop.get_loop().call_soon_threadsafe(stopping.set)
-        thread.join(10)
-
-
-async def serve(folder: Path, started: threading.Event, stopping: asyncio.Event) -> None:
-    arena = Arena(2**25)
-    service = NodeService(FakeImageStore(arena), arena, folder / "node.sock", no_peers)
-    await service.start()
-    started.set()
-    await stopping.wait()
-    await service.close()
-    arena.close()
-
-
-def no_peers(address: PeerAddress) -> Tier:
-    raise TierError(f"nobody at {address.host}")
+    with node_thread() as node:
+        yield node.socket_path
 
 
 def attach(runner: BroadcastRunner, socket_path: Path) -> memoryview:
