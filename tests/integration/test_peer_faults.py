@@ -135,7 +135,7 @@ async def test_closing_ends_a_dial() -> None:
         await tier.close()
         with pytest.raises(TierError, match="closed"):
             await load
-        assert time.monotonic() - begin_s < 0.5
+        assert time.monotonic() - begin_s < 0.8  # a dial would take 1 s
 
 
 async def test_another_secret_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
