@@ -16,6 +16,7 @@ from engine.checkpoints.manifest import build_manifest, write_manifest
 from engine.config import EngineConfig, EngineSpec, PacedConfig
 from engine.front import MAX_GATEWAY_BACKLOG_BYTES, EngineFront
 from engine.messages import (
+    CacheEvents,
     CacheSnapshot,
     Demand,
     Draining,
@@ -72,9 +73,15 @@ async def running(
     *,
     max_silence_s: float = MAX_SILENCE_S,
     max_gateway_backlog_bytes: int = MAX_GATEWAY_BACKLOG_BYTES,
+    node_cache_socket: Path | None = None,
 ) -> AsyncIterator[tuple[EngineFront, Endpoint]]:
     front = EngineFront(
-        EngineSpec(model="tiny", checkpoint=checkpoint, config=config),
+        EngineSpec(
+            model="tiny",
+            checkpoint=checkpoint,
+            config=config,
+            node_cache_socket=node_cache_socket,
+        ),
         engine_id="tiny/1",
         secret=SECRET,
         host="127.0.0.1",
@@ -99,6 +106,7 @@ class Gateway:
         self.num_gateways = 0
         self.is_draining = False
         self.stored: list[bytes] = []
+        self.events: list[CacheEvents] = []
         self.snapshots: list[CacheSnapshot] = []
         self.replies: list[Reply] = []
         self.deltas: defaultdict[str, list[TokenDelta]] = defaultdict(list)
@@ -128,7 +136,9 @@ class Gateway:
             self.replies.append(message)
         else:
             self.load = message.load
-            self.stored += message.events.stored if message.events else []
+            if message.events is not None:
+                self.events.append(message.events)
+                self.stored += message.events.stored
             for delta in message.deltas:
                 self.deltas[delta.request_id].append(delta)
 
