@@ -63,7 +63,9 @@ def _metrics(part: str, counts: Any) -> Iterator[Metric]:
 
 def _tier_metrics(part: str, counts_of: Mapping[TierKind, Any]) -> Iterator[Metric]:
     for field in fields(next(iter(counts_of.values()))) if counts_of else ():
-        figures = {(str(kind),): getattr(counts, field.name) for kind, counts in counts_of.items()}
+        figures: dict[tuple[str, ...], float] = {
+            (str(kind),): getattr(counts, field.name) for kind, counts in counts_of.items()
+        }
         yield _metric(part, field.name, figures, labels=["tier"])
 
 
