@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 NUM_IMAGES = 32
 IMAGES_PER_SEGMENT = 8
-NUM_TRIALS = 100
+NUM_TRIALS = 60
 
 
 async def open_tier(folder: Path) -> DiskTier:
