@@ -24,15 +24,17 @@ class ProtocolViolation(Exception):
     """
 
 
-def refusal(opening: Open, arena: Arena) -> str | None:
+def refusal(opening: Open, arena: Arena, key_stride: int) -> str | None:
     """Why such an engine can't use such an arena; None: it can."""
     layout = opening.layout
     if len(layout.fingerprint) != FINGERPRINT_BYTES:
         return f"a fingerprint has {FINGERPRINT_BYTES} bytes, not {len(layout.fingerprint)}"
     if not 1 <= layout.num_shards <= MAX_SHARDS:
         return f"an image has 1 to {MAX_SHARDS} shards, not {layout.num_shards}"
-    if layout.shard_bytes < 1 or layout.block_size_tokens < 1 or opening.key_stride < 1:
-        return f"a layout with sizes below 1: {layout}, key stride {opening.key_stride}"
+    if layout.shard_bytes < 1 or layout.block_size_tokens < 1:
+        return f"a layout with sizes below 1: {layout}"
+    if opening.key_stride != key_stride:
+        return f"routers are told every {key_stride}th key, not every {opening.key_stride}th"
     if not 0 <= opening.rank < layout.num_shards:
         return f"rank {opening.rank} of {layout.num_shards} shards"
     if layout.image_bytes > arena.max_image_bytes:

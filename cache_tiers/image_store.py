@@ -68,12 +68,12 @@ class ImageStore(Protocol):
     async def lend(
         self, layout: ImageLayout, keys: Sequence[BlockKey]
     ) -> Sequence[BlockImage | None]:
-        """Images in the arena, in the order of ``keys``, that stay until ``end_loan``; a
+        """Images in the arena, in the order of ``keys``, that stay until ``release_lent``; a
         cancelled call has lent nothing.
         """
         ...
 
-    def end_loan(self, images: Sequence[BlockImage]) -> None:
+    def release_lent(self, images: Sequence[BlockImage]) -> None:
         """What ``lend`` returned, or a part of it, isn't read any more."""
         ...
 

@@ -51,7 +51,7 @@ class NodeLender:
         return lent
 
     def release(self, images: Sequence[BlockImage]) -> None:
-        self._store.end_loan(images)
+        self._store.release_lent(images)
 
     async def _export(self, sessions: Sequence[EngineSession], keys: Sequence[BlockKey]) -> None:
         """Return when all engines have stored what they hold of ``keys``, or enough was waited."""

@@ -46,6 +46,8 @@ _PUMP_PERIOD_S = 0.05
 _PUMPS_PER_SHRINK = 20
 _SLOTS_DIVISOR = 4
 """All engines' free slots together take no more than this part of the arena."""
+KEY_STRIDE = 8
+"""What routers keep (``engine.messages.KEY_STRIDE``)."""
 _KEYS_PER_MESSAGE = 32 * 1024
 _MAX_RANKS = 256
 
@@ -73,11 +75,15 @@ class NodeService:
         arena: Arena,
         socket_path: Path,
         make_peer: MakePeer,
+        *,
+        key_stride: int = KEY_STRIDE,
         limits: Limits = LIMITS,
     ) -> None:
+        """``key_stride``: of the store's ``MediaEvents``."""
         self._store = store
         self._arena = arena
         self._socket_path = socket_path
+        self._key_stride = key_stride
         self._limits = limits
         self._peers = PeerPool(make_peer)
         self._socket: socket.socket | None = None
@@ -212,7 +218,7 @@ class NodeService:
         known = self._layouts.get(opening.layout.fingerprint, opening.layout)
         if known != opening.layout:
             return f"its layout {opening.layout} has the fingerprint of {known}"
-        return refusal(opening, self._arena)
+        return refusal(opening, self._arena, self._key_stride)
 
     def _share_slots(self) -> None:
         for session in self._sessions:

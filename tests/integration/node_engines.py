@@ -90,10 +90,12 @@ class NodeEngine:
         image.write_footer()
         return image
 
-    def store(self, keys: Sequence[BlockKey]) -> None:
-        """Write images of ``keys``, the first blocks of a prompt, and say so."""
+    def store(self, keys: Sequence[BlockKey], num_before: int = 0) -> None:
+        """Write images of ``keys``, blocks of a prompt after its first ``num_before``, and say
+        so.
+        """
         stored: list[Stored] = []
-        for chain_len, key in enumerate(keys, start=1):
+        for chain_len, key in enumerate(keys, start=num_before + 1):
             offset = self.slots.pop()
             self.write(offset, key)
             stored.append(Stored(offset, key, self.layout.block_size_tokens, chain_len, 0.01))
@@ -104,7 +106,7 @@ class NodeEngine:
     ) -> int:
         """The fetch's id."""
         self._num_fetches += 1
-        cost = RecomputeCost(step_s=0.1, step_tokens=self.layout.block_size_tokens)
+        cost = RecomputeCost(step_s=0.01, step_tokens=2048, token_s=0.01)
         wanted: list[bytes] = list(keys)
         self.send(Fetch(self._num_fetches, bytes(16), wanted, num_held, [], cost, 2.0, peer))
         return self._num_fetches
@@ -130,7 +132,7 @@ def content(key: BlockKey, rank: int, num_bytes: int) -> bytes:
 async def node_engine(
     socket_path: Path, layout: ImageLayout, rank: int = 0
 ) -> AsyncIterator[NodeEngine]:
-    opening = Open(layout, rank, model="a-model", key_stride=1)
+    opening = Open(layout, rank, model="a-model", key_stride=8)
     engine = NodeEngine(await asyncio.to_thread(connect, socket_path, opening, WAIT_S), layout)
     try:
         yield engine

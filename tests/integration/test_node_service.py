@@ -70,7 +70,7 @@ async def node(folder: Path) -> AsyncIterator[Node]:
     store = FakeImageStore(arena)
     store.may_fetch.set()
     limits = replace(LIMITS, max_send_queue_bytes=1024**2, flush_timeout_s=0.2)
-    service = NodeService(store, arena, folder / "node.sock", no_peers, limits)
+    service = NodeService(store, arena, folder / "node.sock", no_peers, limits=limits)
     await service.start()
     try:
         yield Node(folder / "node.sock", store, service)

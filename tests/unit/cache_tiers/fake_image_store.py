@@ -101,7 +101,7 @@ class FakeImageStore:
             lent.append(BlockImage(layout, memory, key, stored.num_tokens))
         return lent
 
-    def end_loan(self, images: Sequence[BlockImage]) -> None:
+    def release_lent(self, images: Sequence[BlockImage]) -> None:
         for image in images:
             self.release(image.layout, [self.images[image.key].offset])
 

@@ -32,7 +32,7 @@ def arena() -> Iterator[Arena]:
 
 
 def test_what_engines_say_when_all_is_well_passes(arena: Arena) -> None:
-    assert refusal(OPEN, arena) is None
+    assert refusal(OPEN, arena, 8) is None
     check_stored(STORED, LAYOUT)
     check_fetch(FETCH, LAYOUT)
     check_pin(PIN)
@@ -55,12 +55,17 @@ def test_a_layout_that_can_not_be_cached_is_refused(
 ) -> None:
     opening = msgspec.structs.replace(OPEN, layout=msgspec.structs.replace(LAYOUT, **changes))
     with pytest.raises(AssertionError, match=reason):
-        assert refusal(opening, arena) is None, refusal(opening, arena)
+        assert refusal(opening, arena, 8) is None, refusal(opening, arena, 8)
+
+
+def test_an_engine_that_tells_routers_other_keys_is_refused(arena: Arena) -> None:
+    said = refusal(OPEN, arena, 16)
+    assert said == "routers are told every 16th key, not every 8th"
 
 
 @pytest.mark.parametrize("rank", [-1, 1])
 def test_a_rank_that_the_layout_does_not_have_is_refused(arena: Arena, rank: int) -> None:
-    said = refusal(msgspec.structs.replace(OPEN, rank=rank), arena)
+    said = refusal(msgspec.structs.replace(OPEN, rank=rank), arena, 8)
     assert said == f"rank {rank} of 1 shards"
 
 

@@ -1,0 +1,170 @@
+"""A node's whole cache: arena, tiers, hierarchy, its socket for engines and its port for nodes.
+
+Composition only. Must not know Ray, nor who decides that it ends.
+"""
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache_tiers.arena import Arena
+from cache_tiers.config import NodeCacheConfig
+from cache_tiers.disk.stats import DiskStats
+from cache_tiers.disk_tier import DiskTier
+from cache_tiers.messages import PeerAddress
+from cache_tiers.node_lender import NodeLender
+from cache_tiers.node_service import KEY_STRIDE, NodeService, NodeServiceStats
+from cache_tiers.node_store import NodeStore
+from cache_tiers.object_tier import ObjectLimits, ObjectStats, ObjectTier
+from cache_tiers.peer.messages import PeerLimits
+from cache_tiers.peer_server import PeerServer, PeerServerStats
+from cache_tiers.peer_tier import PeerTier
+from cache_tiers.store_stats import NodeStoreStats
+from cache_tiers.tier import TierError
+
+logger = logging.getLogger(__name__)
+
+_TICK_PERIOD_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCacheStats:
+    """Of each part; ``None`` for what is not configured, or could not be had."""
+
+    store: NodeStoreStats
+    engines: NodeServiceStats
+    peers: PeerServerStats
+    disk: DiskStats | None
+    object_store: ObjectStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is there while the cache runs."""
+
+    disk: DiskTier | None
+    object_store: ObjectTier | None
+    store: NodeStore
+    service: NodeService
+    server: PeerServer
+
+
+class NodeCache:
+    """Call order: ``start`` once, ``close``; on one event loop."""
+
+    def __init__(
+        self,
+        config: NodeCacheConfig,
+        *,
+        socket_path: Path,
+        host: str,
+        secret: bytes,
+        available_bytes: int | None = None,
+    ) -> None:
+        """``host``: this node's address for others, who prove to know ``secret``.
+        ``available_bytes``: as of ``Arena``.
+        """
+        self._config = config
+        self._socket_path = socket_path
+        self._host = host
+        self._secret = secret
+        self._available_bytes = available_bytes
+        self._parts: _Parts | None = None
+        self._closing = AsyncExitStack()
+        """In the reverse order of making: who uses memory before whose it is."""
+
+    async def start(self) -> PeerAddress:
+        """Serve; where other nodes find this one. Raises ``ArenaError``, ``TierError`` or
+        ``OSError`` if engines can't be served; goes on without a tier that can't be had.
+        """
+        async with self._closing as closing:
+            arena = Arena(self._config.host_bytes, available_bytes=self._available_bytes)
+            closing.callback(arena.close)
+            disk = await self._open_disk(closing)
+            object_store = await self._open_object_store(closing)
+            store = NodeStore(
+                arena,
+                disk=disk,
+                object_store=object_store,
+                config=self._config,
+                clock=time.monotonic,
+                key_stride=KEY_STRIDE,
+            )
+            closing.push_async_callback(store.close)
+            service = NodeService(store, arena, self._socket_path, self._make_peer)
+            closing.push_async_callback(service.close)
+            await service.start()
+            server = PeerServer(NodeLender(store, service), self._host, self._secret)
+            closing.push_async_callback(server.close)
+            await server.start()
+            closing.push_async_callback(_cancel, asyncio.create_task(_tick(store)))
+            self._parts = _Parts(disk, object_store, store, service, server)
+            self._closing = closing.pop_all()
+        return server.address
+
+    @property
+    def idle_s(self) -> float:
+        """How long no engine has been connected."""
+        return self._running.service.idle_s
+
+    def stats(self) -> NodeCacheStats:
+        parts = self._running
+        return NodeCacheStats(
+            store=parts.store.stats(),
+            engines=parts.service.stats(),
+            peers=parts.server.stats,
+            disk=parts.disk.stats() if parts.disk is not None else None,
+            object_store=parts.object_store.stats if parts.object_store is not None else None,
+        )
+
+    async def close(self) -> None:
+        """Cut engines and other nodes. Idempotent; disks stay warm."""
+        await self._closing.aclose()
+
+    @property
+    def _running(self) -> _Parts:
+        assert self._parts is not None, "the node cache was not started"
+        return self._parts
+
+    def _make_peer(self, address: PeerAddress) -> PeerTier:
+        return PeerTier(address, PeerLimits(timeout_s=self._config.load_timeout_s))
+
+    async def _open_disk(self, closing: AsyncExitStack) -> DiskTier | None:
+        if not self._config.disks:
+            return None
+        try:
+            disk = await DiskTier.open(self._config.disks)
+        except TierError as error:
+            logger.error("the node cache goes on without disks: %s", error)
+            return None
+        closing.push_async_callback(disk.close)
+        return disk
+
+    async def _open_object_store(self, closing: AsyncExitStack) -> ObjectTier | None:
+        if self._config.object_store is None:
+            return None
+        limits = ObjectLimits(load_timeout_s=self._config.load_timeout_s)
+        try:
+            object_store = await ObjectTier.open(self._config.object_store, limits=limits)
+        except TierError as error:
+            logger.error("the node cache goes on without its object store: %s", error)
+            return None
+        closing.push_async_callback(object_store.close)
+        return object_store
+
+
+async def _tick(store: NodeStore) -> None:
+    while True:
+        await asyncio.sleep(_TICK_PERIOD_S)
+        try:
+            await store.tick()
+        except Exception:
+            logger.exception("moving images between tiers failed")
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
