@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from simulator.prompt_lru import PromptLru
+
 
 class TierCapacities(NamedTuple):
     """Blocks that a replica holds at most, by tier."""
@@ -31,8 +33,10 @@ class FleetCaches:
         self._capacities = capacities[: last + 1]
         self._holders: list[dict[bytes, int]] = [{} for _ in self._capacities]
         """By tier: the bits of the replicas that hold a key there or nearer."""
-        self._tiers: list[list[OrderedDict[bytes, None]]] = []
-        """By replica and tier: the key used longest ago first."""
+        self._near: list[PromptLru] = []
+        """By replica: its accelerator."""
+        self._behind: list[list[OrderedDict[bytes, None]]] = []
+        """By replica, the tiers behind it: the key that came longest ago first."""
 
     @property
     def num_tiers(self) -> int:
@@ -40,15 +44,16 @@ class FleetCaches:
 
     def add_replica(self) -> None:
         """The next number, with nothing held."""
-        self._tiers.append([OrderedDict() for _ in self._capacities])
+        self._near.append(PromptLru())
+        self._behind.append([OrderedDict() for _ in self._capacities[1:]])
 
     def num_blocks(self, replica: int) -> int:
         """On its accelerator."""
-        return len(self._tiers[replica][0])
+        return len(self._near[replica])
 
     def matches(self, keys: Sequence[bytes], tier: int = 0) -> list[int]:
         """By replica: how many of the first ``keys`` it holds in ``tier`` or nearer."""
-        counts = [0] * len(self._tiers)
+        counts = [0] * len(self._near)
         holders = self._holders[tier]
         matching = (1 << len(counts)) - 1
         for depth, key in enumerate(keys):
@@ -76,41 +81,37 @@ class FleetCaches:
         The first key counts as used last, so that a beginning outlives what follows it.
         """
         bit = 1 << replica
-        tiers = self._tiers[replica]
-        near = tiers[0]
+        near, behind = self._near[replica], self._behind[replica]
         holders = self._holders[0]
-        for key in reversed(keys):
-            if key in near:
-                near.move_to_end(key)
-            else:
-                near[key] = None
-                bits = holders.setdefault(key, bit)
-                if bits != bit:
-                    holders[key] = bits | bit
-                if len(tiers) > 1:
-                    self._raise(tiers, key, bit)
-        if len(near) > self._capacities[0]:
-            self._trim(tiers, bit)
+        for key in near.use(keys):
+            bits = holders.setdefault(key, bit)
+            if bits != bit:
+                holders[key] = bits | bit
+            if behind:
+                self._raise(behind, key, bit)
+        dropped = near.trim(self._capacities[0])
+        for key in dropped:
+            _remove(holders, key, bit)
+        if behind:
+            self._pass_on(behind, dropped, bit)
 
     def clear(self, replica: int) -> None:
         """It is gone."""
         bit = 1 << replica
-        for holders, blocks in zip(self._holders, self._tiers[replica], strict=True):
-            for key in blocks:
-                _remove(holders, key, bit)
-        # What lies near counts as held in the tiers behind it, too.
-        for tier, blocks in enumerate(self._tiers[replica]):
-            for holders in self._holders[tier + 1 :]:
+        for tier, blocks in enumerate(self._tiers(replica)):
+            # What lies near counts as held in the tiers behind it, too.
+            for holders in self._holders[tier:]:
                 for key in blocks:
                     _remove(holders, key, bit)
             blocks.clear()
 
     def check_integrity(self) -> None:
         """For tests."""
-        for replica, tiers in enumerate(self._tiers):
+        for replica in range(len(self._near)):
             bit = 1 << replica
             reached: set[bytes] = set()
-            for tier, (blocks, capacity) in enumerate(zip(tiers, self._capacities, strict=True)):
+            tiers = zip(self._tiers(replica), self._capacities, strict=True)
+            for tier, (blocks, capacity) in enumerate(tiers):
                 assert len(blocks) <= capacity
                 assert reached.isdisjoint(blocks), "a block lies in two tiers"
                 reached |= set(blocks)
@@ -118,26 +119,28 @@ class FleetCaches:
                 assert held == reached
         assert all(bits for holders in self._holders for bits in holders.values())
 
-    def _raise(self, tiers: list[OrderedDict[bytes, None]], key: bytes, bit: int) -> None:
+    def _tiers(self, replica: int) -> list[PromptLru | OrderedDict[bytes, None]]:
+        return [self._near[replica], *self._behind[replica]]
+
+    def _raise(self, behind: list[OrderedDict[bytes, None]], key: bytes, bit: int) -> None:
         """``key`` is on the accelerator now: it leaves the tier where it was."""
-        for tier in range(1, len(tiers)):
-            holders = self._holders[tier]
+        for blocks, holders in zip(behind, self._holders[1:], strict=True):
             if holders.get(key, 0) & bit:
-                tiers[tier].pop(key, None)
+                blocks.pop(key, None)
             else:
                 holders[key] = holders.get(key, 0) | bit
 
-    def _trim(self, tiers: list[OrderedDict[bytes, None]], bit: int) -> None:
-        for tier, capacity in enumerate(self._capacities):
-            blocks, holders = tiers[tier], self._holders[tier]
-            behind = tiers[tier + 1] if tier + 1 < len(tiers) else None
-            for key in list(islice(blocks, max(0, len(blocks) - capacity))):
+    def _pass_on(
+        self, behind: list[OrderedDict[bytes, None]], dropped: list[bytes], bit: int
+    ) -> None:
+        """What the accelerator ``dropped`` goes to the tier behind it, and so on."""
+        capacities = self._capacities[1:]
+        for blocks, holders, capacity in zip(behind, self._holders[1:], capacities, strict=True):
+            blocks.update(dict.fromkeys(dropped))
+            dropped = list(islice(blocks, max(0, len(blocks) - capacity)))
+            for key in dropped:
                 del blocks[key]
-                # As ``_remove``; a call of its own would cost more than all the rest here.
-                if left := holders.pop(key) ^ bit:
-                    holders[key] = left
-                if behind is not None:
-                    behind[key] = None
+                _remove(holders, key, bit)
 
 
 def _set(counts: list[int], bits: int, depth: int) -> None:
@@ -148,5 +151,5 @@ def _set(counts: list[int], bits: int, depth: int) -> None:
 
 
 def _remove(holders: dict[bytes, int], key: bytes, bit: int) -> None:
-    if left := holders.pop(key) & ~bit:
+    if left := holders.pop(key) ^ bit:
         holders[key] = left

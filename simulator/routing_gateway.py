@@ -123,15 +123,11 @@ class SimulatedGateway:
         inbox = self._inbox
         while inbox and inbox[0].sent_s + self._stale_s <= now_s:
             self.note(inbox.popleft(), is_own=False)
-        keys = request.block_keys
-        held = self._held(keys)
-        candidates = [
-            self._candidate(now_s, replica, names[replica], held[replica]) for replica in replicas
-        ]
+        candidates = self._candidates(now_s, request.block_keys, replicas, names)
         if self._told is None:
             return [Seen(candidate) for candidate in candidates]
         self._told.advance(now_s)
-        return self._told.add_to(candidates, replicas, keys)
+        return self._told.add_to(candidates, replicas, request.block_keys)
 
     def _held(self, keys: Sequence[bytes]) -> list[HeldPrefix]:
         caches, size = self._picture.caches, self._block_size
@@ -145,15 +141,36 @@ class SimulatedGateway:
             for a, b, c in zip(near, host, disk, strict=True)
         ]
 
-    def _candidate(self, now_s: float, replica: int, name: str, held: HeldPrefix) -> Candidate:
-        rates, load = self._rates, self._picture.loads[replica]
-        num_held = self._picture.caches.num_blocks(replica)
-        view = load.look(now_s, rates.prefill_token_s, self._capacity, num_held)
-        num_own = view.num_running + view.num_waiting if self._is_exact else load.num_own(now_s)
-        # By position: names cost a tenth of a replay.
-        return Candidate(
-            name, view, self._block_size, held, num_own, 0, 0, 0, 0, rates, 1.0, self._stale_s
-        )
+    def _candidates(
+        self, now_s: float, keys: Sequence[bytes], replicas: Sequence[int], names: Sequence[str]
+    ) -> list[Candidate]:
+        rates, size, age_s = self._rates, self._block_size, self._stale_s
+        token_s, capacity, is_exact = rates.prefill_token_s, self._capacity, self._is_exact
+        caches, loads = self._picture.caches, self._picture.loads
+        held = self._held(keys)
+        candidates = []
+        for replica in replicas:
+            load = loads[replica]
+            view = load.look(now_s, token_s, capacity, caches.num_blocks(replica))
+            num_own = view.num_running + view.num_waiting if is_exact else load.num_own(now_s)
+            # By position: names cost a tenth of a replay.
+            candidates.append(
+                Candidate(
+                    names[replica],
+                    view,
+                    size,
+                    held[replica],
+                    num_own,
+                    0,
+                    0,
+                    0,
+                    0,
+                    rates,
+                    1.0,
+                    age_s,
+                )
+            )
+        return candidates
 
 
 def _held_near(num_tokens: int) -> HeldPrefix:

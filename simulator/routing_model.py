@@ -50,7 +50,8 @@ class RoutingModel:
     ) -> None:
         self.spec = spec
         self._choose = policy.choose
-        self._workload = workload
+        first = [request for request in workload.requests if request.think_s is None]
+        self._arrivals = iter(sorted(first, key=lambda request: request.arrival_s))
         self._changes = changes
         self._block_size = workload.block_size_tokens
         capacities = spec.capacities(self._block_size)
@@ -84,11 +85,19 @@ class RoutingModel:
         clock = self._clock
         for change in self._changes:
             clock.at(change.when_s, partial(self._change, change))
-        for request in self._workload.requests:
-            if request.think_s is None:
-                clock.at(request.arrival_s, partial(self._arrive, request))
+        self._await_next()
         clock.run()
         return Outcome([outcome for _, outcome in self._outcomes], engine_ids=tuple(self._names))
+
+    def _await_next(self) -> None:
+        """Of those that follow no other. One at a time: what is due stays few."""
+        request = next(self._arrivals, None)
+        if request is not None:
+            self._clock.at(request.arrival_s, partial(self._arrive_in_turn, request))
+
+    def _arrive_in_turn(self, request: SimulatedRequest) -> None:
+        self._await_next()
+        self._arrive(request)
 
     def _arrive(self, request: SimulatedRequest) -> None:
         now_s = self._clock.now_s
