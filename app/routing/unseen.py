@@ -5,12 +5,21 @@ view. So each has a home: its own part of the fleet, whose size follows from how
 are. A replica outside it costs what its owners are expected to have sent there since its view was
 made, and what they will send behind this request before they can see it. At rest, or when views
 are fresh, both are next to nothing; when the home is busy, other places are cheaper nevertheless.
+
+Where the homes don't divide evenly into replicas, some lie on a border. Each of its owners prefers
+what is wholly its own, so less is sent there than the others' part of it says.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 
 from app.routing.candidate import Candidate, Gateways
+
+_BORDER_SHARE = 0.5
+"""Of what the others' part of a replica on a border says, that is sent there. With all of it, such a
+replica would get three quarters of an even load.
+"""
+_TINY = 1e-9
 
 
 def unseen_requests(gateways: Gateways, candidates: Sequence[Candidate]) -> list[float]:
@@ -32,7 +41,7 @@ def unseen_requests(gateways: Gateways, candidates: Sequence[Candidate]) -> list
 def _shares_of_others(
     rank: int, num_gateways: int, engine_ids: tuple[str, ...]
 ) -> tuple[float, ...]:
-    """Of the fleet, that lie in each of ``engine_ids`` and in homes of others than ``rank``."""
+    """Of what all gateways send: what others than ``rank`` send to each of ``engine_ids``."""
     num_replicas = len(engine_ids)
     # The fleet is a line from 0 to 1, cut evenly into replicas and into homes.
     home_length = 1 / num_gateways
@@ -43,5 +52,10 @@ def _shares_of_others(
     for place, index in enumerate(by_id):
         start = place * length
         own = min(start + length, home_start + home_length) - max(start, home_start)
-        shares[index] = max(0.0, length - max(0.0, own))
-    return tuple(shares)
+        others = max(0.0, length - max(0.0, own))
+        # A part that rounding made is none.
+        is_on_border = _TINY < others / length < 1 - _TINY
+        shares[index] = others * _BORDER_SHARE if is_on_border else others
+    # What they don't send there they send to their own.
+    scale = (1 - home_length) / sum(shares)
+    return tuple([share * scale for share in shares])

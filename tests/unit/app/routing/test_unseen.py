@@ -33,6 +33,14 @@ def test_homes_follow_ids_whatever_the_order() -> None:
     assert turned == straight[3:] + straight[:3]
 
 
+def test_others_prefer_what_is_wholly_theirs_to_replicas_on_the_border() -> None:
+    unseen = unseen_requests(Gateways(1, 4, 1.0), fleet(3))
+    # Three quarters of the first replica are others', half of the second one, all of the third: it
+    # takes the rest of the three requests that others send in a second.
+    shares = [0.75 / 2, 0.5 / 2, 1.0]
+    assert unseen == pytest.approx([3 * share / sum(shares) for share in shares])
+
+
 def test_a_fresh_view_hides_nothing() -> None:
     candidates = fleet(4)
     candidates[3] = msgspec.structs.replace(candidates[3], age_s=0.0)
