@@ -115,7 +115,14 @@ def join_cases(title: str, name: str, result: Joined) -> list[CaseResult]:
 def loss_cases(title: str, name: str, result: Lost) -> list[CaseResult]:
     return [
         CaseResult(
-            case=f"{title}_loss_{name}_imbalance", value=result.imbalance, unit="busiest/mean"
+            case=f"{title}_loss_{name}_imbalance",
+            value=result.imbalance,
+            unit="busiest/mean",
+        ),
+        CaseResult(
+            case=f"{title}_loss_{name}_prefill_imbalance",
+            value=result.prefill_imbalance,
+            unit="busiest/mean",
         ),
         CaseResult(case=f"{title}_loss_{name}_ttft_mean", value=result.ttft_mean_s, unit="s"),
     ]

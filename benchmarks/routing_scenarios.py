@@ -73,10 +73,16 @@ def join(spec: RoutingSpec, policy: RegisteredPolicy, workload: Workload, when_s
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """In the two minutes after a replica was lost, with the requests that it had."""
+    """In the time watched after a replica was lost, with the requests that it had.
+
+    In two minutes chance alone makes some busiest: of 400 requests dealt out at random to seven
+    replicas one gets 1.18 times the mean.
+    """
 
     imbalance: float
     """Requests of the busiest over the mean of those that are left."""
+    prefill_imbalance: float
+    """The same of prompt tokens that they computed."""
     ttft_mean_s: float
 
 
@@ -87,13 +93,11 @@ def lose(spec: RoutingSpec, policy: RegisteredPolicy, workload: Workload, when_s
     watched = [
         r
         for r in outcome.requests
-        if when_s <= r.arrival_s < when_s + 120
+        if when_s <= r.arrival_s < when_s + WATCHED_S
         or (r.arrival_s < when_s < r.first_token_s and r.engine_id != "e0")
     ]
-    counts = _counts(watched)
-    return Lost(
-        max(counts.values()) * (spec.num_replicas - 1) / counts.total(), _mean_ttft_s(watched)
-    )
+    left = replace(outcome, requests=watched, engine_ids=outcome.engine_ids[1:])
+    return Lost(left.request_imbalance, left.prefill_imbalance, left.ttft_s.mean)
 
 
 def coarsened(workload: Workload, stride: int) -> Workload:

@@ -82,6 +82,14 @@ def test_round_robin_gives_a_newcomer_its_share_and_spreads_what_a_lost_one_had(
     assert lose(spec, policy, chat, when_s).imbalance < 1.15
 
 
+def test_what_a_lost_replica_had_spreads_though_homes_no_longer_divide_the_fleet() -> None:
+    """Seven replicas are left to four gateways."""
+    spec, workload = make_spec(6000, is_stale=True), CHAT.busy_workload("", 3000, 48_000, 0.5, 1)
+    lost = lose(spec, create_policy("headwater"), workload, workload.duration_s / 4)
+    assert lost.prefill_imbalance < 1.15
+    assert lost.imbalance < 1.15
+
+
 def test_a_shared_prompt_is_hit_everywhere_in_turn() -> None:
     result = shared_prompt(make_spec(6000), create_policy("round_robin"), 400)
     assert result.imbalance == pytest.approx(1.0, abs=0.01)
