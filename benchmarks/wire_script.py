@@ -103,8 +103,7 @@ class ScriptedEngine:
         """Only the end of a gateway comes here, which ends the run, too."""
         self._live.clear()
 
-    tiers_pipe = None
-    tiers_wait_s = None
+    tiers = None
 
     def poll_tiers(self) -> list[CacheEvents]:
         """There are no tiers."""

@@ -28,7 +28,6 @@ from engine.step import ModelRunner, StepPlan
 from engine.step_limits import StepLimits
 from engine.step_recorder import StepRecorder, StepTime, count_prefill_tokens
 from engine.tier_desk import TierDesk
-from wire.pipe import SyncPipe
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,8 @@ class Engine:
         )
         self._notes = Notes()
         self._step_limits = StepLimits(config)
-        self._tiers: TierDesk | None = None
+        self.tiers: TierDesk | None = None
+        """To look at between steps."""
         self._start_anew()
         self._runner = runner
         self._clock = clock
@@ -103,53 +103,39 @@ class Engine:
     def load(self) -> LoadView:
         """As it is between steps."""
         return make_load_view(
-            self._scheduler, self._blocks, self._meter, self._step_limits.step_times, self._tiers
+            self._scheduler, self._blocks, self._meter, self._step_limits.step_times, self.tiers
         )
 
     @property
     def stats(self) -> EngineStats:
         """As they are between steps."""
-        return self._recorder.stats(self._scheduler, self._tiers)
+        return self._recorder.stats(self._scheduler, self.tiers)
 
     def use_tiers(self, tiers: TierDesk) -> None:
         """Keep KV outside of the accelerator, too. Starts anew, as ``forget`` does; precondition:
         the model has one KV group, without a window, and prefixes are cached.
         """
-        self._tiers = tiers
+        self.tiers = tiers
         self.forget()
         tiers.poll(self._clock())  # the first request is not to be the first to find the node
 
     def poll_tiers(self) -> list[CacheEvents]:
         """Go on with what the node has brought; returns what its media gained and lost. Due between
-        steps, and while there are none: after ``tiers_wait_s``, or when ``tiers_pipe`` has news.
+        steps, and while there are none: when ``tiers`` has news, or waited long enough.
         """
-        if self._tiers is None:
+        if self.tiers is None:
             return []
         self._notes.now_s = self._clock()
-        for samples in self._tiers.poll(self._notes.now_s):
+        for samples in self.tiers.poll(self._notes.now_s):
             self._scheduler.add(samples)
-        return self._tiers.take_events(self._event_numbers)
-
-    @property
-    def tiers_pipe(self) -> SyncPipe | None:
-        return None if self._tiers is None else self._tiers.pipe
-
-    @property
-    def tiers_wait_s(self) -> float | None:
-        """None: any time."""
-        return None if self._tiers is None else self._tiers.wait_s(self._clock())
-
-    @property
-    def is_storing(self) -> bool:
-        """Whether blocks that were to be stored wait for it."""
-        return self._tiers is not None and self._tiers.writer.num_wanted > 0
+        return self.tiers.take_events(self._event_numbers)
 
     def store_kept(self) -> None:
         """Let the node have what only the accelerator keeps; the next steps do it, even those in
         which nobody is here.
         """
-        if self._tiers is not None:
-            self._tiers.writer.want(self._blocks.kept_keys)
+        if self.tiers is not None:
+            self.tiers.writer.want(self._blocks.kept_keys)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. One that can never be served gets an error delta from the next step."""
@@ -176,7 +162,7 @@ class Engine:
         ]
         self._live[request.request_id] = samples
         self._scheduler.line_up(samples)
-        if self._tiers is None or not self._ask_node(self._tiers, samples):
+        if self.tiers is None or not self._ask_node(self.tiers, samples):
             self._scheduler.add(samples)
         self._notes.now_s = now_s
         self._notes.add(samples[0], "taken")
@@ -248,8 +234,8 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless requests, slots and blocks agree."""
         num_scheduled = self._scheduler.num_waiting + self._scheduler.num_running
-        if self._tiers is not None:
-            num_scheduled += self._tiers.num_waiting
+        if self.tiers is not None:
+            num_scheduled += self.tiers.num_waiting
         num_live = sum(map(len, self._live.values()))
         assert num_live == num_scheduled, "live and scheduled sequences differ"
         assert all(self._live.values()), "a request is live without a sample"
@@ -257,12 +243,12 @@ class Engine:
 
     def close(self) -> None:
         """Give the device memory back; no call follows."""
-        if self._tiers is not None:
-            self._tiers.close()
+        if self.tiers is not None:
+            self.tiers.close()
         self._runner.close()
 
     def _start_anew(self) -> None:
-        tiers = self._tiers
+        tiers = self.tiers
         self._event_numbers = itertools.count(1)
         self._blocks = BlockManager(
             self._num_blocks,
@@ -309,8 +295,8 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
-        if self._tiers is not None and self._tiers.is_waiting(sequence):
-            self._tiers.leave(sequence)
+        if self.tiers is not None and self.tiers.is_waiting(sequence):
+            self.tiers.leave(sequence)
             self._notes.add(sequence, "last_token", sequence.num_generated_tokens)
         else:
             self._scheduler.finish(sequence)
@@ -391,8 +377,8 @@ class Engine:
         self._notes.now_s = self._clock()
         self._audit.restart()
         self._scheduler.reset()
-        if self._tiers is not None:
-            self._tiers.forget_requests()
+        if self.tiers is not None:
+            self.tiers.forget_requests()
         for sequence in [s for samples in self._live.values() for s in samples]:
             sequence.finish_reason = FinishReason.ERROR
             sequence.error = _STEP_FAILED

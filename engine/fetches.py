@@ -62,11 +62,10 @@ class Fetches:
     def expired(self, now_s: float) -> list[int]:
         return [i for i, request in self._waiting.items() if request.expires_s <= now_s]
 
-    def wait_s(self, now_s: float) -> float | None:
-        """Until the next one expires; None if nobody waits."""
-        if not self._waiting:
-            return None
-        return max(0.0, min(r.expires_s for r in self._waiting.values()) - now_s)
+    @property
+    def expires_s(self) -> float | None:
+        """When the next one does; None if nobody waits."""
+        return min((request.expires_s for request in self._waiting.values()), default=None)
 
     def take_all(self) -> list[WaitingRequest]:
         requests = list(self._waiting.values())

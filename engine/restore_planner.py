@@ -72,6 +72,7 @@ class RestorePlanner:
             restore = sequence.restore
             assert restore is not None, "a load lost its sequence"
             restore.load_s += load_s * restore.num_planned
+            restore.num_loaded += restore.num_planned
             end = begin + restore.num_planned
             self._take_loads(sequence, restore, [index in failed for index in range(begin, end)])
             begin = end

@@ -27,8 +27,8 @@ class Restore:
     """What one ``Fetched`` brought. A sequence that gives way begins again with what is left."""
 
     fetch_id: int
-    num_images: int
-    """Leased at first."""
+    num_loaded: int
+    """Images that were copied, sound or not."""
     full: dict[bytes, Found]
     """By key, those that fill a block."""
     partial: Found | None
@@ -98,7 +98,7 @@ class Restore:
 
     def end(self) -> Loaded:
         """What the node is told."""
-        return Loaded(self.fetch_id, self.num_images, self.load_s, self.bad_keys)
+        return Loaded(self.fetch_id, self.num_loaded, self.load_s, self.bad_keys)
 
     def usage(self) -> RestoredTokens | None:
         """What the client is told; None if nothing came of it."""
@@ -127,7 +127,7 @@ def make_restore(
     partial = next((i for i in fetched.images if i.key in num_blocks_before), None)
     return Restore(
         fetch_id=fetched.fetch_id,
-        num_images=len(fetched.images),
+        num_loaded=0,
         full=full,
         partial=partial,
         num_blocks_before_partial=num_blocks_before[partial.key] if partial is not None else 0,

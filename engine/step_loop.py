@@ -5,6 +5,7 @@ gateways are encoded here, one per gateway and step, so that the front only forw
 know the model.
 """
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -125,23 +126,26 @@ class StepLoop:
     def _wait(self) -> list[bytes]:
         """For something to do, of the front or of the node's cache."""
         longest_s = IDLE_POLL_S if self._profiler.is_idle else RECORDING_POLL_S
-        tiers_wait_s, tiers_pipe = self._engine.tiers_wait_s, self._engine.tiers_pipe
-        if tiers_wait_s is not None:
-            longest_s = min(longest_s, tiers_wait_s)
-        if tiers_pipe is None:
+        tiers = self._engine.tiers
+        if tiers is None:
             return self._pipe.poll(longest_s)
-        wait_any((self._pipe, tiers_pipe), longest_s)
+        if tiers.expires_s is not None:
+            longest_s = max(0.0, min(longest_s, tiers.expires_s - time.monotonic()))
+        pipes = [self._pipe] if tiers.pipe is None else [self._pipe, tiers.pipe]
+        wait_any(pipes, longest_s)
         return self._pipe.poll(0.0)
 
     def _poll_tiers(self) -> None:
         """What the node's media gained and lost is told at once, also while nobody is here."""
         for events in self._engine.poll_tiers():
             self._tell(events)
-        if self._num_submits_taken and self._engine.tiers_wait_s is not None:
-            self._tell(None)  # they may wait for the node, and the load view counts them
+        tiers = self._engine.tiers
+        if self._num_submits_taken and tiers is not None and tiers.num_waiting:
+            self._tell(None)  # they wait for the node, and the load view counts them
 
     def _tell_kept_stored(self) -> None:
-        if self._is_storing_kept and not self._engine.is_storing:
+        tiers = self._engine.tiers
+        if self._is_storing_kept and (tiers is None or tiers.writer.num_wanted == 0):
             self._is_storing_kept = False
             self._tell(None, is_kept_stored=True)
 

@@ -95,9 +95,10 @@ class TierDesk:
         """Of those, what is not on the accelerator."""
         return sum([s.num_tokens - s.num_expected_hit_tokens for s in self._fetches.sequences])
 
-    def wait_s(self, now_s: float) -> float | None:
-        """Until ``poll`` is due even if nothing comes; None: no limit."""
-        return self._fetches.wait_s(now_s)
+    @property
+    def expires_s(self) -> float | None:
+        """When ``poll`` is due even if nothing comes, on the engine's clock; None: nobody waits."""
+        return self._fetches.expires_s
 
     def ask(
         self, samples: list[Sequence], num_held: int, cost: Callable[[], RecomputeCost]

@@ -148,7 +148,7 @@ def test_a_request_waits_for_the_node_and_counts_as_waiting() -> None:
     assert tiered.engine.load.num_waiting == 1
     assert not tiered.engine.has_work
     assert tiered.engine.load.num_waiting_tokens == 33
-    assert tiered.engine.tiers_wait_s == pytest.approx(2.1)
+    assert tiered.desk.expires_s == pytest.approx(2.1)
     tiered.node.answer()
     assert len(tiered.run()["a"].token_ids) == 4
 
@@ -323,7 +323,7 @@ def test_all_kept_blocks_are_stored_when_a_replica_leaves() -> None:
     tiered.engine.store_kept()
     tiered.run()
 
-    assert not tiered.engine.is_storing
+    assert tiered.desk.writer.num_wanted == 0
     assert set(make_request("x", prompt(33)).block_keys) <= set(tiered.node.images)
 
 

@@ -43,6 +43,7 @@ class Bench:
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     tiered = make_tiered()
+    tiered.engine._clock = time.monotonic  # the loop's
     pairs = [socket.socketpair(), socket.socketpair()]
     loop_end, front, engine_end, node = (SyncPipe(s) for pair in pairs for s in pair)
     tiered.node.pipe = engine_end

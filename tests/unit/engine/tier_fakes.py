@@ -52,6 +52,7 @@ class FakeNode:
     """A ``NodeLink`` with the node behind it; checks that the engine uses only what it may."""
 
     num_images: int = 64
+    layout: ImageLayout = LAYOUT
     stock: int = 16
     """Slots that the engine is granted at a time."""
     kind: TierKind = TierKind.HOST
@@ -72,8 +73,8 @@ class FakeNode:
         self.come_up()
 
     def come_up(self) -> None:
-        self.memory = memoryview(bytearray(self.num_images * LAYOUT.image_bytes))
-        self._free = [number * LAYOUT.image_bytes for number in range(self.num_images)]
+        self.memory = memoryview(bytearray(self.num_images * self.layout.image_bytes))
+        self._free = [number * self.layout.image_bytes for number in range(self.num_images)]
         self._granted: set[int] = set()
         self.is_up = True
         self.news.append(LinkUp(FakeArena(self.memory)))
@@ -101,7 +102,7 @@ class FakeNode:
                 if not self.is_silent:
                     self.answer()
             case Loaded():
-                assert message.num_images == len(self.leases[message.fetch_id])
+                assert set(message.bad_keys) <= set(self.leases[message.fetch_id])
                 del self.leases[message.fetch_id]
                 for key in message.bad_keys:
                     self.discard(key)
@@ -149,7 +150,7 @@ class FakeNode:
     def swap(self, key: bytes, other: bytes) -> None:
         """Give the images of two keys each other's bytes."""
         begin, end = self.images[key].offset, self.images[other].offset
-        size = LAYOUT.image_bytes
+        size = self.layout.image_bytes
         content = bytes(self.memory[begin : begin + size])
         self.memory[begin : begin + size] = self.memory[end : end + size]
         self.memory[end : end + size] = content
@@ -163,7 +164,7 @@ class FakeNode:
     def _take_stored(self, message: Store) -> None:
         for stored in message.images:
             self._granted.remove(stored.offset)
-            image_bytes = self.memory[stored.offset : stored.offset + LAYOUT.image_bytes]
+            image_bytes = self.memory[stored.offset : stored.offset + self.layout.image_bytes]
             assert any(image_bytes), "a slot is given back that nobody wrote"
             if stored.key in self.images:
                 self._free.append(stored.offset)
