@@ -10,6 +10,7 @@ lost, coding agents. ``--synthetic`` replays traffic made up here, and needs no 
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -202,6 +203,7 @@ def measure_speed(workload: Workload) -> list[CaseResult]:
         speeds = []
         for _ in range(NUM_REPEATS):
             model = RoutingModel(make_spec(LOADS_TOKENS_PER_S[0]), create_policy(name), workload)
+            gc.collect()  # what the run before left is not this one's to clear away
             begin_s = time.process_time()
             model.run()
             speeds.append(len(workload) / (time.process_time() - begin_s))

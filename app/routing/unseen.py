@@ -16,8 +16,8 @@ from functools import lru_cache
 from app.routing.candidate import Candidate, Gateways
 
 _BORDER_SHARE = 0.5
-"""Of what the others' part of a replica on a border says, that is sent there. With all of it, such a
-replica would get three quarters of an even load.
+"""Of what the others' part of a replica on a border says, so much is sent there. With all of it,
+such a replica would get three quarters of an even load.
 """
 _TINY = 1e-9
 
