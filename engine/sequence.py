@@ -211,6 +211,7 @@ class Sequence:
         self.cached_tokens = leader.cached_tokens
         self.restored = leader.restored
         self.cache_written = leader.cache_written
+        self.num_breakpoints_reached = leader.num_breakpoints_reached
 
     def append(self, sampled: SampledToken) -> None:
         """Take what was drawn; sets ``finish_reason`` when nothing follows."""

@@ -229,7 +229,7 @@ class TierDesk:
 
     def reach_breakpoints(self, sequence: Sequence, now_s: float) -> None:
         """``sequence`` has computed more of its prompt."""
-        if self._is_up and sequence.index == 0:
+        if self._is_up:
             self.breakpoints.reach(sequence, now_s)
 
     def end(self, sequence: Sequence) -> None:

@@ -141,6 +141,18 @@ def test_all_samples_report_what_was_written() -> None:
     assert len(tiered.node.of(Pin)) == 1
 
 
+def test_a_prompt_whose_first_sample_is_gone_is_pinned_all_the_same() -> None:
+    tiered = make_tiered(make_config(max_num_batched_tokens=8))
+    tiered.engine.add(replace(pinned("a", 25, (24, HOUR)), num_samples=2))
+    tiered.turn()
+    tiered.engine.abort("a", index=0)
+
+    answers = tiered.run()
+
+    assert written(answers["a#1"]) == [CacheWrite(HOUR, 24)]
+    assert len(tiered.node.of(Pin)) == 1
+
+
 @pytest.mark.parametrize("chunk_tokens", [4, 7, 64])
 def test_chunks_make_no_difference(chunk_tokens: int) -> None:
     tiered = make_tiered(make_config(max_num_batched_tokens=chunk_tokens))

@@ -139,7 +139,7 @@ def change(tiered: TieredEngine, what: str) -> None:
             tiered.clock.now_s += 1.5
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     config=CONFIGS,
     num_blocks=st.integers(7, 10) | st.integers(4, 30),
