@@ -38,6 +38,9 @@ from wire.pipe import SyncPipe, wait_any
 
 IDLE_POLL_S = 1.0
 """An idle loop shows this often that it lives."""
+ANSWER_WAIT_S = 0.001
+"""A step waits so long for what the node says of a prompt that just came: as a rule it answers
+within half of that, and the prompt need not wait for the step after this one."""
 RECORDING_POLL_S = 0.02
 """It looks this often whether the time for a recording is over."""
 MAX_FAILED_STEPS = 5
@@ -137,9 +140,11 @@ class StepLoop:
 
     def _poll_tiers(self) -> None:
         """What the node's media gained and lost is told at once, also while nobody is here."""
+        tiers = self._engine.tiers
+        if self._num_submits_taken and self._engine.has_work and tiers is not None:
+            tiers.await_answer(ANSWER_WAIT_S)
         for events in self._engine.poll_tiers():
             self._tell(events)
-        tiers = self._engine.tiers
         if self._num_submits_taken and tiers is not None and tiers.num_waiting:
             self._tell(None)  # they wait for the node, and the load view counts them
 

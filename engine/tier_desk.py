@@ -38,7 +38,7 @@ from engine.tier_counts import TierCounts
 from engine.tier_link import LinkDown, LinkNews, LinkUp, NodeLink
 from engine.transfer_pace import TransferPace
 from engine.write_policy import BlockWriter, HeldBlock
-from wire.pipe import SyncPipe
+from wire.pipe import SyncPipe, wait_any
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +140,11 @@ class TierDesk:
             self._fetches.wait(fetch_id, WaitingRequest(samples[:], expires_s, num_before))
             self.counts.num_fetches += 1
         return is_needed
+
+    def await_answer(self, timeout_s: float) -> None:
+        """Give the node a moment to answer, if anybody waits for it."""
+        if self._fetches and self._link.pipe is not None:
+            wait_any((self._link.pipe,), timeout_s)
 
     def poll(self, now_s: float) -> list[list[Sequence]]:
         """Take in what the node said; returns the requests that wait no longer."""

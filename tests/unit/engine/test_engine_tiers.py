@@ -3,7 +3,16 @@
 import pytest
 from msgspec.structs import replace
 
-from cache_tiers.messages import Cancel, Ended, Export, Exported, Fetch, Loaded, Store
+from cache_tiers.messages import (
+    Cancel,
+    Ended,
+    Export,
+    Exported,
+    Fetch,
+    Loaded,
+    RecomputeCost,
+    Store,
+)
 from cache_tiers.tier import TierKind
 from engine.messages import FinishReason, RestoredTokens, Usage
 from tests.unit.engine.fakes import (
@@ -395,3 +404,17 @@ def test_predictions_that_held_are_counted() -> None:
     assert stats is not None
     assert (stats.num_predictions, stats.num_good_predictions) == (3, 1)  # the filler's, too
     assert set(stats.num_loaded_blocks) == {"disk"}
+
+
+def test_the_node_is_told_what_computing_would_take() -> None:
+    tiered = make_tiered(make_config(max_num_batched_tokens=32), node=FakeNode(is_silent=True))
+    model = tiered.engine._step_limits.step_times
+    model._num_prefills = model._num_decodes = 100
+    model.base_s, model.per_prefill_token_s, model.per_attended_token_s = 0.01, 0.001, 1e-6
+    tiered.engine.add(make_request("first", prompt(60)))
+    tiered.engine.add(make_request("second", prompt(60, first=4)))
+
+    alone, behind = (f.cost for f in tiered.node.of(Fetch) if isinstance(f, Fetch))
+
+    assert alone == RecomputeCost(0.01, 32, 0.001, 1e-6, queue_s=0.0)
+    assert behind.queue_s == pytest.approx(60 * 0.001 + 2 * 0.01)

@@ -4,8 +4,10 @@ import math
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from engine.errors import RequestError
+from engine.messages import CacheBreakpoint
 from engine.request_limits import MAX_NUM_SAMPLES, RequestLimits, num_places
 from tests.unit.engine.fakes import BLOCK_SIZE, make_request
 
@@ -111,3 +113,43 @@ def test_a_timeout_that_would_never_be_over_is_refused() -> None:
     with pytest.raises(RequestError, match="timeout_s"):
         LIMITS.check(msgspec.structs.replace(request, timeout_s=math.nan))
     LIMITS.check(msgspec.structs.replace(request, timeout_s=-1.0))  # over at once
+
+
+@pytest.mark.parametrize(
+    ("breakpoints", "words"),
+    [
+        ([CacheBreakpoint(0, 60.0)], "rising order"),
+        ([CacheBreakpoint(10, 60.0)], "within the prompt"),
+        ([CacheBreakpoint(5, 60.0), CacheBreakpoint(5, 60.0)], "rising order"),
+        ([CacheBreakpoint(6, 60.0), CacheBreakpoint(5, 60.0)], "rising order"),
+        ([CacheBreakpoint(5, 0.0)], "ttl_s"),
+        ([CacheBreakpoint(5, math.nan)], "ttl_s"),
+        ([CacheBreakpoint(5, math.inf)], "ttl_s"),
+        ([CacheBreakpoint(n, 60.0) for n in range(1, 100)], "at most 64"),
+    ],
+)
+def test_breakpoints_lie_within_the_prompt_and_end(
+    breakpoints: list[CacheBreakpoint], words: str
+) -> None:
+    request = replace(make_request("a", [3] * 9), breakpoints=breakpoints)
+    with pytest.raises(RequestError, match=words):
+        LIMITS.check(request)
+
+
+def test_breakpoints_up_to_the_last_token_are_taken() -> None:
+    breakpoints = [CacheBreakpoint(1, 0.5), CacheBreakpoint(9, 3600.0)]
+    LIMITS.check(replace(make_request("a", [3] * 9), breakpoints=breakpoints))
+
+
+def test_keys_of_another_size_are_refused() -> None:
+    request = make_request("a", [3] * 9)
+    with pytest.raises(RequestError, match="16 bytes"):
+        LIMITS.check(replace(request, block_keys=[b"short", *request.block_keys[1:]]))
+    with pytest.raises(RequestError, match="16 bytes"):
+        LIMITS.check(replace(request, root_key=b""))
+
+
+@pytest.mark.parametrize("return_s", [-1.0, math.nan, math.inf])
+def test_a_return_must_be_expected_at_a_time(return_s: float) -> None:
+    with pytest.raises(RequestError, match="expected_return_s"):
+        LIMITS.check(replace(make_request("a", [3] * 9), expected_return_s=return_s))

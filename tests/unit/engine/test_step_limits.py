@@ -1,5 +1,7 @@
 """The limits in force: the least of those for memory's sake and for that of the streams."""
 
+import pytest
+
 from engine.config import EngineConfig
 from engine.step import ScheduledSequence, StepPlan
 from engine.step_limits import StepLimits
@@ -129,3 +131,28 @@ def test_idle_time_does_not_count_as_part_of_a_step() -> None:
         limits.record_time(make_plan(step, 16, 0), started_s=started_s, ended_s=started_s + time_s)
     assert limits.max_tokens == before
     assert limits.max_seqs > 40
+
+
+DECODES = StepWork(num_decodes=4, num_context_tokens=400)
+
+
+def test_idle_steps_have_any_time_to_spare() -> None:
+    assert StepLimits(EngineConfig()).spare_s(StepWork()) is None
+
+
+def test_a_step_spares_what_its_stretch_allows_beside_its_decodes() -> None:
+    limits = StepLimits(EngineConfig(max_step_stretch=1.5))
+    limits.step_times._num_prefills = limits.step_times._num_decodes = 100
+    limits.step_times.base_s = 0.02
+
+    assert limits.spare_s(DECODES) == pytest.approx(0.01)
+
+
+def test_a_step_spares_what_a_target_leaves_and_never_less_than_nothing() -> None:
+    limits = StepLimits(EngineConfig(tpot_target_s=0.05))
+    limits.step_times._num_prefills = limits.step_times._num_decodes = 100
+    limits.step_times.error = 0.0
+    limits.step_times.base_s = 0.02
+    assert limits.spare_s(DECODES) == pytest.approx(0.03)
+    limits.step_times.base_s = 0.07
+    assert limits.spare_s(DECODES) == 0.0

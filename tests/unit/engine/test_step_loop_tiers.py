@@ -12,7 +12,7 @@ from cache_tiers.messages import MediaEvents
 from cache_tiers.tier import TierKind
 from engine.messages import CacheEvents, EngineRequest, Medium, Submit
 from engine.rank_messages import FromGateway, RankEvent, StepReport, StoreKept
-from engine.step_loop import IDLE_POLL_S, StepLoop
+from engine.step_loop import ANSWER_WAIT_S, IDLE_POLL_S, StepLoop
 from tests.unit.engine.fakes import make_request
 from tests.unit.engine.tier_fakes import TieredEngine, make_tiered
 from wire.pipe import SyncPipe
@@ -89,6 +89,19 @@ def test_a_request_that_waits_for_the_node_is_told_at_once(bench: Bench) -> None
     assert report.num_submits_taken == 1
     assert report.load.num_waiting == 1
     assert report.record is None
+
+
+def test_a_step_waits_a_moment_for_the_answer_to_a_prompt_that_just_came(bench: Bench) -> None:
+    bench.submit(make_request("busy", [3, 5], max_tokens=50))
+    bench.reports()
+    bench.tiered.node.is_silent = True
+    bench.submit(make_request("a", PROMPT))
+    started_s = time.monotonic()
+    bench.reports()
+    assert time.monotonic() - started_s >= ANSWER_WAIT_S
+
+    assert bench.tiered.desk.num_waiting == 1
+    assert bench.tiered.engine.load.num_running == 1  # who decodes has gone on
 
 
 def test_what_media_gained_is_told_without_a_step_and_in_order(bench: Bench) -> None:
