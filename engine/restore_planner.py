@@ -82,7 +82,12 @@ class RestorePlanner:
         return loading
 
     def abandon(self) -> None:
-        """The plan failed: nothing of it counts. Its sequences have left their places."""
+        """The plan failed: nothing of it counts. What it loaded is computed instead, or a load that
+        can't succeed would be planned for ever.
+        """
+        for sequence in self._loading:
+            if sequence.restore is not None:
+                sequence.restore.drop()
         self._loading.clear()
         self._checking.clear()
 

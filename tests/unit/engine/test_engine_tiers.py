@@ -14,9 +14,15 @@ from cache_tiers.messages import (
     Store,
 )
 from cache_tiers.tier import TierKind
+from engine.config import PacedConfig
+from engine.errors import StepOutOfMemory
 from engine.messages import FinishReason, RestoredTokens, Usage
+from engine.paced_runner import PacedRunner
+from engine.step import StepPlan, StepResult
 from tests.unit.engine.fakes import (
     BLOCK_SIZE,
+    EOS,
+    VOCAB_SIZE,
     Answer,
     make_config,
     make_request,
@@ -294,6 +300,33 @@ def test_a_failed_step_keeps_its_slots() -> None:
     assert tiered.runner.plans[-1].stores
     assert len(tiered.desk.writer._slots) == num_slots
     assert len(tiered.run()["large"].token_ids) == 1
+
+
+class NoRoomForLoads(PacedRunner):
+    def execute(self, plan: StepPlan) -> StepResult:
+        if plan.loads:
+            raise StepOutOfMemory("no room to load")
+        return super().execute(plan)
+
+
+def test_a_prompt_whose_images_can_not_be_loaded_is_computed() -> None:
+    inner = NoRoomForLoads(
+        PacedConfig(),
+        num_blocks=20,
+        block_size_tokens=BLOCK_SIZE,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=[EOS],
+        sleep=lambda _: None,
+    )
+    tiered = make_tiered(num_blocks=20, inner=inner)
+    first = ask(tiered, "first")
+    evict_all(tiered)
+
+    again = ask(tiered, "again")
+
+    assert again.token_ids == first.token_ids
+    assert usage_of(again) == Usage(33, 0, 4)
+    assert tiered.node.leases == {}
 
 
 def test_an_answer_that_is_complete_is_told_and_one_that_is_aborted_is_not() -> None:
