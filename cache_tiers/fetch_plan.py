@@ -1,14 +1,14 @@
 """Which of a prompt's blocks could be had, and from where: what a fetch chooses from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cache_tiers.block_index import DISK, HOST, LOADING
 from cache_tiers.break_even import Candidate
 from cache_tiers.holdings import Holdings
 from cache_tiers.image_loads import ImageLoads, Wanted
 from cache_tiers.keys import BlockKey
-from cache_tiers.messages import Fetch
+from cache_tiers.messages import Fetch, Partial
 from cache_tiers.tier import TierKind
 
 
@@ -24,16 +24,22 @@ class RemoteRun:
 class FetchPlan:
     """Leading blocks after those that the engine has, a partial one last."""
 
+    fetch: Fetch
     candidate: Candidate
-    wanted: Sequence[Wanted]
+    keys: Sequence[BlockKey]
     """One for each kind in ``candidate``."""
     num_full: int
+    """Of these, blocks that are whole."""
 
-
-@dataclass(slots=True)
-class _Run:
-    kinds: list[TierKind] = field(default_factory=list)
-    wanted: list[Wanted] = field(default_factory=list)
+    def wanted(self, position: int) -> Wanted:
+        """What to ask a tier for."""
+        cost, num_tokens = self.fetch.cost, self.candidate.num_tokens[position]
+        begin = self.candidate.num_before + position * self.candidate.num_tokens[0]
+        step_s = cost.step_s / cost.step_tokens if cost.step_tokens else 0.0
+        seconds = num_tokens * (cost.token_s + step_s + begin * cost.attended_s)
+        is_full = position < self.num_full
+        chain_len = self.fetch.num_held + position + 1 if is_full else 0
+        return Wanted(self.keys[position], num_tokens, chain_len, seconds)
 
 
 class FetchPlanner:
@@ -49,73 +55,60 @@ class FetchPlanner:
         return [BlockKey(key) for key in fetch.keys[fetch.num_held :] if key not in table]
 
     def plan(self, layout_number: int, fetch: Fetch, remote: Sequence[RemoteRun]) -> FetchPlan:
-        run = _Run()
-        block_size = self._holdings.index.layouts[layout_number].block_size_tokens
+        index = self._holdings.index
+        table, flags, layout = index.table(layout_number), index.flags, index.layouts[layout_number]
+        kinds: list[TierKind] = []
+        keys: list[BlockKey] = []
         can_read_disk = self._loads.can_read_disk()
-        for position in range(fetch.num_held, len(fetch.keys)):
-            key = BlockKey(fetch.keys[position])
-            kind = self._kind(layout_number, key, remote, can_read_disk=can_read_disk)
+        for key in map(BlockKey, fetch.keys[fetch.num_held :]):
+            entry = table.get(key)
+            kind: TierKind | None = TierKind.HOST
+            if entry is None or not flags[entry] & HOST:
+                kind = self._kind(key, entry, remote, can_read_disk=can_read_disk)
             if kind is None:
                 break
-            seconds = _recompute_s(fetch, position * block_size, block_size)
-            run.kinds.append(kind)
-            run.wanted.append(Wanted(key, block_size, position + 1, seconds))
-        num_full = len(run.kinds)
-        self._add_partial(layout_number, fetch, run, remote, can_read_disk=can_read_disk)
-        image_bytes = self._holdings.index.layouts[layout_number].image_bytes
+            kinds.append(kind)
+            keys.append(key)
+        num_full = len(kinds)
+        num_tokens = [layout.block_size_tokens] * num_full
+        for partial in _partials_at(fetch, fetch.num_held + num_full):
+            key = BlockKey(partial.key)
+            kind = self._kind(key, table.get(key), remote, can_read_disk=can_read_disk)
+            if kind is not None:
+                kinds.append(kind)
+                keys.append(key)
+                num_tokens.append(partial.num_tokens)
+                break
         most_partial = max((each.num_tokens for each in fetch.partials), default=0)
         candidate = Candidate(
-            run.kinds,
-            [each.num_tokens for each in run.wanted],
-            image_bytes,
-            fetch.num_held * block_size,
-            len(fetch.keys) * block_size + most_partial,
+            kinds,
+            num_tokens,
+            layout.image_bytes,
+            fetch.num_held * layout.block_size_tokens,
+            len(fetch.keys) * layout.block_size_tokens + most_partial,
         )
-        return FetchPlan(candidate, run.wanted, num_full)
-
-    def _add_partial(
-        self,
-        layout_number: int,
-        fetch: Fetch,
-        run: _Run,
-        remote: Sequence[RemoteRun],
-        *,
-        can_read_disk: bool,
-    ) -> None:
-        """The longest that goes on where the full blocks end."""
-        chain_len = fetch.num_held + len(run.kinds)
-        for partial in sorted(fetch.partials, key=lambda each: -each.num_tokens):
-            key = BlockKey(partial.key)
-            if partial.chain_len != chain_len:
-                continue
-            kind = self._kind(layout_number, key, remote, can_read_disk=can_read_disk)
-            if kind is not None:
-                run.kinds.append(kind)
-                seconds = _recompute_s(fetch, 0, partial.num_tokens)
-                run.wanted.append(Wanted(key, partial.num_tokens, 0, seconds))
-                return
+        return FetchPlan(fetch, candidate, keys, num_full)
 
     def _kind(
         self,
-        layout_number: int,
         key: BlockKey,
+        entry: int | None,
         remote: Sequence[RemoteRun],
         *,
         can_read_disk: bool,
     ) -> TierKind | None:
         """The nearest medium."""
-        entry = self._holdings.find(layout_number, key)
-        if entry is not None:
-            flags = self._holdings.index.flags[entry]
-            if flags & HOST:
-                return TierKind.HOST
-            if flags & LOADING:
-                return self._loads.find(entry).kind
-            return TierKind.DISK if flags & DISK and can_read_disk else None
-        return next((run.kind for run in remote if key in run.keys), None)
+        if entry is None:
+            return next((run.kind for run in remote if key in run.keys), None)
+        flags = self._holdings.index.flags[entry]
+        if flags & HOST:
+            return TierKind.HOST
+        if flags & LOADING:
+            return self._loads.find(entry).kind
+        return TierKind.DISK if flags & DISK and can_read_disk else None
 
 
-def _recompute_s(fetch: Fetch, begin: int, num_tokens: int) -> float:
-    cost = fetch.cost
-    step_s = cost.step_s / cost.step_tokens if cost.step_tokens else 0.0
-    return num_tokens * (cost.token_s + step_s + begin * cost.attended_s)
+def _partials_at(fetch: Fetch, chain_len: int) -> list[Partial]:
+    """Those that go on where the full blocks end, the longest first."""
+    here = [partial for partial in fetch.partials if partial.chain_len == chain_len]
+    return sorted(here, key=lambda partial: -partial.num_tokens)

@@ -7,13 +7,14 @@ blocks are evicted, nor engines.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
+from typing import NamedTuple
 
 from cache_tiers.block_index import HOST, LOADING
 from cache_tiers.break_even import Choice, Medium, choose
 from cache_tiers.fetch_plan import FetchPlan, FetchPlanner, RemoteRun
 from cache_tiers.holdings import Holdings
-from cache_tiers.image_loads import ImageLoads, Load, Wanted
+from cache_tiers.image_loads import ImageLoads, Wanted
 from cache_tiers.keys import BlockKey
 from cache_tiers.load_record import LoadRecord
 from cache_tiers.media_rates import MediaRates
@@ -37,19 +38,12 @@ class FetchResult:
     fetch_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Lease:
+class _Lease(NamedTuple):
     """A block of an answer, which may not have come yet."""
 
-    offset: int
-    wanted: Wanted
-    kind: TierKind
+    found: Found
     done: asyncio.Future[bool] | None
     """``None``: it was in the arena."""
-
-    @property
-    def is_here(self) -> bool:
-        return self.done is None or (self.done.done() and self.done.result())
 
     @property
     def is_lost(self) -> bool:
@@ -87,7 +81,7 @@ class Fetcher:
         remote = await self._find_remote(layout_number, fetch, tiers)
         plan = self._planner.plan(layout_number, fetch, remote)
         choice = choose(plan.candidate, self._media(), fetch.cost)
-        self.record.num_recomputed_blocks += len(plan.wanted) - choice.num_blocks
+        self.record.num_recomputed_blocks += len(plan.keys) - choice.num_blocks
         leases = self._lease_all(layout_number, plan, choice, tiers)
         answer: list[_Lease] = []
         try:
@@ -100,11 +94,7 @@ class Fetcher:
             self._release(leases[len(answer) :])
         fetch_s = clock() - begin_s
         self._note(leases, choice, fetch_s, is_late=len(answer) < choice.num_blocks)
-        images = [
-            Found(lease.offset, lease.wanted.key, lease.wanted.num_tokens, lease.kind)
-            for lease in answer
-        ]
-        return FetchResult(images, choice.load_s, fetch_s)
+        return FetchResult([lease.found for lease in answer], choice.load_s, fetch_s)
 
     def _tiers(self, peer: Tier | None) -> dict[TierKind, Tier]:
         tiers = (self._disk, peer, self._object_store)
@@ -147,43 +137,48 @@ class Fetcher:
         """Of the blocks chosen those that are here or can come, up to the first for which there is
         no room. What is here is leased first: loads make others leave.
         """
+        index, kinds = self._holdings.index, plan.candidate.kinds
+        table = index.table(layout_number)
         leases: dict[BlockKey, _Lease] = {}
+        positions = {key: number for number, key in enumerate(plan.keys[: choice.num_blocks])}
         absent: dict[TierKind, list[Wanted]] = {}
-        chosen = {
-            wanted.key: (wanted, kind)
-            for wanted, kind in islice(
-                zip(plan.wanted, plan.candidate.kinds, strict=True), choice.num_blocks
-            )
-        }
-        for key, (wanted, kind) in chosen.items():
-            entry = self._holdings.find(layout_number, key)
-            flags = 0 if entry is None else self._holdings.index.flags[entry]
-            if entry is not None and flags & (HOST | LOADING):
-                load = self._loads.find(entry) if flags & LOADING else None
-                leases[key] = self._lease(entry, wanted, kind, load)
+        for key, position in positions.items():
+            entry = table.get(key)
+            if entry is not None and index.flags[entry] & (HOST | LOADING):
+                is_here = index.flags[entry] & HOST
+                done = None if is_here else self._loads.find(entry).done
+                leases[key] = self._lease(entry, plan, position, done)
             else:
-                absent.setdefault(kind, []).append(wanted)
+                absent.setdefault(kinds[position], []).append(plan.wanted(position))
         for kind, images in absent.items():
             for load in self._loads.start(tiers[kind], layout_number, images):
-                key = self._holdings.index.key(load.entry)
-                leases[key] = self._lease(load.entry, chosen[key][0], kind, load)
-        leading = [leases.pop(key) for key in takewhile(leases.__contains__, chosen)]
+                key = index.key(load.entry)
+                leases[key] = self._lease(load.entry, plan, positions[key], load.done)
+        if len(leases) == len(positions):
+            return list(map(leases.__getitem__, positions))
+        leading = [leases.pop(key) for key in takewhile(leases.__contains__, positions)]
         self._release(list(leases.values()))
         return leading
 
-    def _lease(self, entry: int, wanted: Wanted, kind: TierKind, load: Load | None) -> _Lease:
+    def _lease(
+        self, entry: int, plan: FetchPlan, position: int, done: asyncio.Future[bool] | None
+    ) -> _Lease:
+        candidate = plan.candidate
         offset = self._holdings.lease(entry)
-        return _Lease(offset, wanted, kind, None if load is None else load.done)
+        found = Found(
+            offset, plan.keys[position], candidate.num_tokens[position], candidate.kinds[position]
+        )
+        return _Lease(found, done)
 
     def _release(self, leases: Sequence[_Lease]) -> None:
         for lease in leases:
             if not lease.is_lost:
-                self._holdings.drop_lease(lease.offset)
+                self._holdings.drop_lease(lease.found.offset)
 
     def _note(
         self, leases: Sequence[_Lease], choice: Choice, fetch_s: float, *, is_late: bool
     ) -> None:
-        kinds = {lease.kind for lease in leases}
+        kinds = {lease.found.kind for lease in leases}
         if kinds:
             media = self._media()
             slowest = max(kinds, key=lambda kind: media[kind].rate.byte_s)
@@ -192,7 +187,7 @@ class Fetcher:
 
 def _leading(leases: Sequence[_Lease]) -> list[_Lease]:
     """Of leases that follow each other those before the first that has not come."""
-    for position, lease in enumerate(leases):
-        if not lease.is_here:
+    for position, (_, done) in enumerate(leases):
+        if done is not None and not (done.done() and done.result()):
             return list(leases[:position])
     return list(leases)

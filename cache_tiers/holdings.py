@@ -25,6 +25,7 @@ from cache_tiers.media_events import MediaEventLog
 from cache_tiers.tier import TierKind
 
 _IN_USE = LOADING | WRITING
+_SETTLED = HOST | LEAVING | ORPHAN
 
 
 class SlotMemory(Protocol):
@@ -189,6 +190,8 @@ class Holdings:
         """Do what a block's state wants and its use did not allow before."""
         index = self.index
         flags = index.flags[entry]
+        if flags & _SETTLED == HOST:
+            return
         if flags & (LEAVING | ORPHAN) and self.may_leave(entry):
             if index.offsets[entry] != NO_SLOT:
                 self.free_slot(entry)

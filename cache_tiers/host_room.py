@@ -28,28 +28,24 @@ class HostRoom:
         self._demoter = demoter
         self.granted: set[int] = set()
         """Slots that engines hold, to write to."""
+        self.is_tight = False
+        """For the slots taken last others of their size had to leave, one for each."""
         self.counters = EvictionCounters()
         self.eviction_age_s: float | None = None
         """How long blocks lately stay after their last use; ``None``: nothing had to leave yet."""
-
-    def has_room(self, layout_number: int) -> bool:
-        """Whether an image fits without anybody leaving."""
-        arena = self._holdings.arena
-        offset = arena.allocate(self._holdings.index.layouts[layout_number].image_bytes)
-        if offset is not None:
-            arena.free(offset)
-        return offset is not None
 
     def take(self, layout_number: int, num_slots: int) -> list[int]:
         """Up to ``num_slots`` slots, for which others leave if they must."""
         arena = self._holdings.arena
         image_bytes = self._holdings.index.layouts[layout_number].image_bytes
         offsets: list[int] = []
+        self.is_tight = False
         while len(offsets) < num_slots:
             offset = arena.allocate(image_bytes)
             if offset is not None:
                 offsets.append(offset)
-            elif not self._evict_one(image_bytes):
+                continue
+            if not self._evict_one(image_bytes):
                 break
         return offsets
 
@@ -90,7 +86,8 @@ class HostRoom:
         if victim is None:
             return False
         self._note_age(now_s - index.last_used_s(victim))
-        if index.layout(victim).image_bytes == image_bytes:
+        self.is_tight = index.layout(victim).image_bytes == image_bytes
+        if self.is_tight:
             return self.let_go(victim)
         self._empty_slab(victim)
         return True

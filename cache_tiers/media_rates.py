@@ -1,8 +1,9 @@
 """How fast each medium is, learned from its transfers: a latency and seconds per byte.
 
-A weighted least-squares line through (bytes, seconds), where old transfers count less and errors
-count relative to the time taken; a few made-up transfers hold it until there are real ones. Bytes
-that wait before a transfer count as its own: media work one request after the other.
+A weighted least-squares line through (bytes, seconds): old transfers count less, and errors count
+relative to the time that such a transfer usually takes; a few made-up transfers hold it until there
+are real ones. Bytes that wait before a transfer count as its own: media work one request after the
+other.
 """
 
 from collections.abc import Mapping
@@ -15,8 +16,6 @@ _PRIOR_WEIGHT = 0.5
 _LEAST_PRIOR_WEIGHT = 0.02
 """So that transfers of one size alone leave a line."""
 _PRIOR_BYTES = (64 * 1024, 64 * 1024**2)
-_SHORTEST_S = 1e-4
-"""Below it clocks and schedulers are what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +41,18 @@ class _Line:
     """Sums of a weighted regression of seconds on bytes."""
 
     def __init__(self, prior: MediumRate) -> None:
+        self._usual = prior
         self._sums = [0.0] * 5
         self._prior = [0.0] * 5
         for num_bytes in _PRIOR_BYTES:
-            _add(self._prior, num_bytes, prior.seconds(num_bytes))
+            self._add(self._prior, num_bytes, prior.seconds(num_bytes))
         self._prior_weight = _PRIOR_WEIGHT
         self.rate = prior
 
     def observe(self, num_bytes: int, seconds: float) -> None:
         self._sums = [_DECAY * value for value in self._sums]
         self._prior_weight = max(_LEAST_PRIOR_WEIGHT, self._prior_weight * _DECAY)
-        _add(self._sums, num_bytes, seconds)
+        self._add(self._sums, num_bytes, seconds)
         weight, x, y, xx, xy = (
             value + self._prior_weight * prior
             for value, prior in zip(self._sums, self._prior, strict=True)
@@ -63,12 +63,12 @@ class _Line:
             slope, latency_s = xy / xx, 0.0
         self.rate = MediumRate(latency_s, slope)
 
-
-def _add(sums: list[float], num_bytes: float, seconds: float) -> None:
-    weight = 1 / max(seconds, _SHORTEST_S) ** 2
-    terms = (1.0, num_bytes, seconds, num_bytes**2, num_bytes * seconds)
-    for position, term in enumerate(terms):
-        sums[position] += weight * term
+    def _add(self, sums: list[float], num_bytes: float, seconds: float) -> None:
+        # By the seconds themselves, a medium that slows down would be believed last.
+        weight = 1 / self._usual.seconds(num_bytes) ** 2
+        terms = (1.0, num_bytes, seconds, num_bytes**2, num_bytes * seconds)
+        for position, term in enumerate(terms):
+            sums[position] += weight * term
 
 
 class MediaRates:

@@ -134,7 +134,7 @@ class NodeStore:
         holdings.use(entry, num_uses, stored.chain_len, holdings.clock())
         if PinnedBlock(number, key) in self._pins:
             index.flags[entry] |= PINNED
-        is_admitted = self._is_admitted(number, entry)
+        is_admitted = self._is_admitted(entry)
         holdings.put_in_slot(entry, offset)
         if is_admitted:
             holdings.stay(entry)
@@ -187,7 +187,14 @@ class NodeStore:
         return len(added)
 
     def ended(self, layout: ImageLayout, ended: Ended) -> None:
-        """An answer is complete; its session may come back."""
+        """An answer is complete; its session may come back. What was stored meanwhile counts as
+        used before what the prompt begins with.
+        """
+        holdings, now_s = self._holdings, self._holdings.clock()
+        table = self._index.table(self._index.number_of(layout))
+        for position in range(len(ended.keys) - 1, -1, -1):
+            if (entry := table.get(BlockKey(ended.keys[position]))) is not None:
+                holdings.use(entry, self._index.num_uses(entry), position + 1, now_s)
         self._pauses.begin(self._index.number_of(layout), ended)
 
     def record_load(self, layout: ImageLayout, loaded: Loaded) -> None:
@@ -275,9 +282,9 @@ class NodeStore:
             entry = self._holdings.add(number, key, num_tokens, 0, 0.0)
             self._holdings.put_on_disk(entry)
 
-    def _is_admitted(self, layout_number: int, entry: int) -> bool:
-        """Only who would take another's place must be worth it."""
-        if self._index.flags[entry] & PINNED or self._room.has_room(layout_number):
+    def _is_admitted(self, entry: int) -> bool:
+        """Only who takes another's place must be worth it."""
+        if self._index.flags[entry] & PINNED or not self._room.is_tight:
             return True
         return self._holdings.host_policy.admits(entry, self._holdings.clock())
 

@@ -112,7 +112,7 @@ class Life:
 
     def ended(self, prefix: tuple[str, int]) -> None:
         keys = chain(*prefix)
-        self.node.store.ended(LAYOUT, Ended(TENANT, keys[-1], list(keys), "chat", 1000.0))
+        self.node.store.ended(LAYOUT, Ended(TENANT, keys[-1], list(keys), "chat", 90.0))
 
     def discard(self, prefix: tuple[str, int]) -> None:
         self.node.store.discard(LAYOUT, chain(*prefix)[-1])
@@ -171,7 +171,7 @@ def _set(tier: FakeTier, mood: str) -> None:
     tier.mood = mood
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["value", "lru", "s3fifo", "arc"]),
     st.integers(0, 12),

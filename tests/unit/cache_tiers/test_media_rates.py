@@ -1,0 +1,57 @@
+"""Learning how fast media are."""
+
+import random
+
+import pytest
+
+from cache_tiers.media_rates import PRIOR_RATES, MediaRates
+from cache_tiers.tier import TierKind
+
+DISK = TierKind.DISK
+MIB = 1024**2
+
+
+def test_finds_latency_and_bandwidth_in_noise() -> None:
+    rates, draw = MediaRates(), random.Random(0)
+    for _ in range(300):
+        num_bytes = draw.choice([MIB, 4 * MIB, 16 * MIB])
+        rates.observe(DISK, num_bytes, (0.005 + num_bytes / 3e9) * draw.uniform(0.9, 1.1))
+    assert rates.rate(DISK).latency_s == pytest.approx(0.005, rel=0.1)
+    assert 1 / rates.rate(DISK).byte_s == pytest.approx(3e9, rel=0.2)
+
+
+def test_what_changed_is_believed_soon() -> None:
+    rates = MediaRates()
+    for byte_s, num_loads in ((1e-9, 200), (1e-8, 50)):
+        for _ in range(num_loads):
+            rates.observe(DISK, 16 * MIB, 0.001 + 16 * MIB * byte_s)
+    assert rates.rate(DISK).seconds(16 * MIB) == pytest.approx(0.169, rel=0.25)
+
+
+def test_one_size_alone_leaves_a_sane_line() -> None:
+    rates = MediaRates()
+    for _ in range(1000):
+        rates.observe(DISK, MIB, 0.01)
+    rate = rates.rate(DISK)
+    assert rate.latency_s >= 0
+    assert rate.byte_s > 0
+    assert rate.seconds(MIB) == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 100.0])
+def test_odd_times_leave_a_sane_line(seconds: float) -> None:
+    rates = MediaRates()
+    for num_bytes in (4096, MIB, 64 * MIB):
+        rates.observe(DISK, num_bytes, seconds)
+        assert rates.rate(DISK).latency_s >= 0
+        assert rates.rate(DISK).byte_s > 0
+
+
+def test_what_is_under_way_is_waited_for() -> None:
+    rates = MediaRates()
+    assert rates.begin(DISK, MIB) == MIB
+    assert rates.begin(DISK, 2 * MIB) == 3 * MIB
+    assert rates.waiting_s(DISK) == pytest.approx(3 * MIB * PRIOR_RATES[DISK].byte_s)
+    rates.end(DISK, MIB, MIB, None)
+    rates.end(DISK, 2 * MIB, 3 * MIB, 0.01)
+    assert rates.waiting_s(DISK) == 0
