@@ -126,8 +126,11 @@ class Engine:
         if self.tiers is None:
             return []
         self._notes.now_s = self._clock()
-        for samples in self.tiers.poll(self._notes.now_s):
-            self._scheduler.add(samples)
+        try:
+            for samples in self.tiers.poll(self._notes.now_s):
+                self._scheduler.add(samples)
+        except Exception as error:
+            self._fail_all(error)
         return self.tiers.take_events(self._event_numbers)
 
     def store_kept(self) -> None:

@@ -88,6 +88,12 @@ class Places:
         for sequence in self.waiting:
             assert sequence.slot is None, "a waiting sequence holds a slot"
             assert not sequence.block_tables, "a waiting sequence holds blocks"
+            assert not sequence.is_admitted, "the runner holds a waiting sequence"
+            is_idle = sequence.restore is None or sequence.restore.is_done
+            assert is_idle, "images are to be loaded for a waiting sequence"
+        for sequence in self.running:
+            is_whole = sequence.restore is None or not sequence.restore.pending
+            assert is_whole or not sequence.is_admitted, "a sequence computes before it is restored"
         for sequence in [*self.waiting, *self.running]:
             assert sequence.finish_reason is None, "a finished sequence is still here"
         self._blocks.check_integrity(self.running)

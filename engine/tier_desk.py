@@ -25,13 +25,12 @@ from cache_tiers.messages import (
     Slots,
     Store,
 )
-from cache_tiers.tier import TierError
 from engine.breakpoints import Breakpoints, find_partial
 from engine.fetches import Fetches, WaitingRequest
 from engine.media_events import MediaEventLog
 from engine.messages import CacheEvents, FinishReason
 from engine.observations import TierStats
-from engine.restores import make_restore
+from engine.restores import Restore, make_restore
 from engine.sequence import Sequence
 from engine.step import BlockTransfer, StepPlan, StepResult
 from engine.tier_counts import TierCounts
@@ -62,7 +61,7 @@ class TierDesk:
         timeout_s: float = FETCH_TIMEOUT_S,
         check_period: int = CHECK_PERIOD,
     ) -> None:
-        """``attach``: lets the runners use an arena; raises ``TierError`` if they can't."""
+        """``attach``: lets the runners use an arena; raises if they can't."""
         self._link = link
         self._attach = attach
         self._block_size = block_size_tokens
@@ -120,7 +119,9 @@ class TierDesk:
             return False
         is_needed = num_held < len(request.block_keys) or bool(partials)
         now_s, fetch_id = first.taken_s, self._fetches.next_id()
-        timeout_s = max(0.0, min(self._timeout_s, first.deadline_s - now_s))
+        timeout_s = min(self._timeout_s, first.deadline_s - now_s)
+        if timeout_s <= 0:
+            return False
         self._link.send(
             Fetch(
                 fetch_id,
@@ -203,8 +204,7 @@ class TierDesk:
         restore = sequence.restore
         assert restore is not None
         sequence.restored, sequence.restore = restore.usage(), None
-        if self._leases.pop(restore.fetch_id, None) is not None:
-            self._link.send(restore.end())
+        self._end_lease(restore)
         self.counts.load_s += restore.load_s
 
     def stats(self) -> TierStats:
@@ -213,15 +213,6 @@ class TierDesk:
             num_dropped=self.writer.num_dropped,
             num_wanted=self.writer.num_wanted,
         )
-
-    def _release(self, sequence: Sequence) -> None:
-        """``sequence`` ends with images that it did not use."""
-        restore, sequence.restore = sequence.restore, None
-        if restore is not None and self._leases.pop(restore.fetch_id, None) is not None:
-            if restore.bad_keys:  # a cancelled fetch says nothing of them
-                self._link.send(restore.end())
-            else:
-                self._link.send(Cancel(restore.fetch_id))
 
     def report_difference(self, sequence: Sequence, image: Found) -> None:
         """What was computed in place of ``image`` is not what it holds."""
@@ -242,7 +233,8 @@ class TierDesk:
         come back.
         """
         if sequence.restore is not None:
-            self._release(sequence)
+            self._end_lease(sequence.restore)
+            sequence.restore = None
         is_complete = sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if not self._is_up or sequence.index > 0 or not is_complete:
             return
@@ -276,6 +268,15 @@ class TierDesk:
     def close(self) -> None:
         self._link.close()
 
+    def _end_lease(self, restore: Restore) -> None:
+        if self._leases.pop(restore.fetch_id, None) is None:
+            return  # the node was lost meanwhile
+        self.writer.forget(restore.bad_keys)
+        if restore.num_loaded > 0 or restore.bad_keys:
+            self._link.send(restore.end())
+        else:
+            self._link.send(Cancel(restore.fetch_id))
+
     def _take(self, news: LinkNews, ready: list[list[Sequence]]) -> None:
         match news:
             case LinkUp():
@@ -300,8 +301,8 @@ class TierDesk:
     def _go_up(self, news: LinkUp) -> None:
         try:
             self._attach(news.arena.memory)
-        except TierError as error:
-            self._link.drop(str(error))
+        except Exception as error:  # memory of a device can't be had for many a reason
+            self._link.drop(f"the engine can't use its arena: {error}")
             return
         self._is_up = True
         self.writer.open()

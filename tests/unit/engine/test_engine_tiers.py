@@ -19,14 +19,17 @@ from engine.errors import StepOutOfMemory
 from engine.messages import FinishReason, RestoredTokens, Usage
 from engine.paced_runner import PacedRunner
 from engine.step import StepPlan, StepResult
+from engine.tier_desk import TierDesk
 from tests.unit.engine.fakes import (
     BLOCK_SIZE,
     EOS,
     VOCAB_SIZE,
     Answer,
     make_config,
+    make_engine,
     make_request,
     make_runner,
+    run_to_end,
 )
 from tests.unit.engine.tier_fakes import FakeNode, TieredEngine, make_tiered
 
@@ -259,6 +262,29 @@ def test_a_node_that_comes_back_is_used_again() -> None:
     again = ask(tiered, "again")
 
     assert usage_of(again) == Usage(33, 32, 4, restored=RestoredTokens(host=32))
+
+
+def test_an_arena_that_the_runner_can_not_use_leaves_the_engine_without_tiers() -> None:
+    def refuse(arena: memoryview) -> None:
+        raise MemoryError("the device takes no more")
+
+    node = FakeNode()
+    engine = make_engine()
+    engine.use_tiers(TierDesk(node, refuse, block_size_tokens=BLOCK_SIZE))
+    engine.poll_tiers()
+
+    assert not node.is_up
+    engine.add(make_request("a", prompt(33)))
+    assert len(run_to_end(engine)["a"].token_ids) == 4
+    assert node.of(Fetch) == []
+
+
+def test_a_request_whose_time_is_up_asks_for_nothing() -> None:
+    tiered = make_tiered()
+    tiered.engine.add(make_request("a", prompt(33), timeout_s=0.0))
+
+    assert tiered.run()["a"].finish_reason is FinishReason.TIMEOUT
+    assert tiered.node.of(Fetch) == []
 
 
 def test_a_used_block_is_stored_a_second_time_only_when_the_node_lost_it() -> None:
