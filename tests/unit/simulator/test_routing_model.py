@@ -127,6 +127,18 @@ def test_a_policy_sees_loads_and_what_is_held() -> None:
     assert later.held == held(300)
 
 
+def test_a_replica_at_rest_is_seen_to_end_its_answers() -> None:
+    script = to(0, 1, 1, 1)
+    replay(
+        script,
+        request("a", 0, "abc", num_answer_tokens=50),
+        *(request(name, at_s, "x") for name, at_s in (("b", 2), ("c", 3), ("d", 9))),
+    )
+    views = [seen[0].candidate.load for seen in script.seen]
+    assert [view.num_running for view in views] == [0, 1, 1, 0]
+    assert [view.num_free_blocks for view in views] == [10, 6, 6, 10]
+
+
 def test_tiers_are_loaded_where_that_is_faster_than_computing() -> None:
     spec = replace(
         SPEC,
