@@ -7,7 +7,6 @@ that a prompt that waits is not behind what is written. Must not know other fold
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from cache_tiers.disk.segment import Segment
 from cache_tiers.disk.segment_table import Held, Place, SegmentTable
 from cache_tiers.disk.slot_supply import SlotSupply
 from cache_tiers.disk.stats import DiskCounters
-from cache_tiers.disk.threads import run_all
+from cache_tiers.disk.threads import IoThreads
 from cache_tiers.keys import BlockKey
 from cache_tiers.tier import TierError
 
@@ -61,8 +60,8 @@ class Folder:
         self._quarantine = Quarantine(files, max_bytes, {})
         self._reads = Progress(clock)
         self._writes = Progress(clock)
-        self._readers = ThreadPoolExecutor(_NUM_READERS, "disk-read")
-        self._writers = ThreadPoolExecutor(_NUM_WRITERS, "disk-write")
+        self._readers = IoThreads(_NUM_READERS, "disk-read")
+        self._writers = IoThreads(_NUM_WRITERS, "disk-write")
         self._supply = SlotSupply(
             files, self._table, self._writers, Health(f"making a segment file in {path}", clock)
         )
@@ -155,7 +154,7 @@ class Folder:
             planned = plan_requests(moves)
             jobs = [partial(self._read_request, each, is_cancelled) for each in planned]
             with self._reads:
-                results = await run_all(self._readers, jobs)
+                results = await self._readers.run_all(jobs)
             for request, result in zip(planned, results, strict=True):
                 self._watch_reading(result)
                 for move, outcome in zip(request.moves, result.outcomes, strict=True):
@@ -195,8 +194,8 @@ class Folder:
 
     def shut(self) -> None:
         """End the threads and unlock the folder; blocks."""
-        self._readers.shutdown()
-        self._writers.shutdown()
+        self._readers.close()
+        self._writers.close()
         self._files.close()
 
     def _locate(self, image: BlockImage) -> Place | None:
@@ -259,13 +258,13 @@ class Folder:
 
     async def _move_file(self, segment: Segment, move: Callable[[], None]) -> None:
         try:
-            await run_all(self._writers, [move])
+            await self._writers.run_all([move])
         except OSError as error:
             logger.warning("%s: %s stays behind (%s)", self._path, segment.name, error)
 
     async def _flush(self) -> None:
         try:
-            await run_all(self._writers, [self._journal.flush])
+            await self._writers.run_all([self._journal.flush])
         except OSError as error:
             self._writing.failed(error)
 
@@ -274,7 +273,7 @@ class Folder:
         jobs = [partial(self._write_request, each, is_cancelled) for each in planned]
         written: list[Move] = []
         last_error: OSError | None = None
-        for request, error in zip(planned, await run_all(self._writers, jobs), strict=True):
+        for request, error in zip(planned, await self._writers.run_all(jobs), strict=True):
             last_error = error or last_error
             for move in request.moves:
                 if error is None and self._fill(move):
@@ -282,7 +281,7 @@ class Folder:
                 else:
                     self._give_back(move.place, error)
         try:
-            await run_all(self._writers, [self._journal.flush])
+            await self._writers.run_all([self._journal.flush])
         except OSError as error:
             last_error = error
             for move in filter(self._is_at, written):
@@ -342,7 +341,7 @@ class Folder:
 
     async def _rewrite(self) -> None:
         try:
-            await run_all(self._writers, [partial(self._journal.rewrite, self._table.records())])
+            await self._writers.run_all([partial(self._journal.rewrite, self._table.records())])
             self.counters.rewrites += 1
         except OSError as error:
             self._writing.failed(error)

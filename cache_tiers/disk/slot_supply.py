@@ -5,7 +5,6 @@ Must not know what is written there.
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from cache_tiers.block_image import ImageLayout
@@ -13,7 +12,7 @@ from cache_tiers.disk.files import Files
 from cache_tiers.disk.health import Health
 from cache_tiers.disk.segment import Segment
 from cache_tiers.disk.segment_table import Place, SegmentTable
-from cache_tiers.disk.threads import run_all
+from cache_tiers.disk.threads import IoThreads
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ class SlotSupply:
     """``health`` is that of making segments: while it fails, free slots are still given out."""
 
     def __init__(
-        self, files: Files, table: SegmentTable, threads: ThreadPoolExecutor, health: Health
+        self, files: Files, table: SegmentTable, threads: IoThreads, health: Health
     ) -> None:
         self.health = health
         self._files = files
@@ -50,7 +49,7 @@ class SlotSupply:
             return False
         try:
             job = partial(self._files.preallocate, segment.name, segment.num_bytes)
-            await run_all(self._threads, [job])
+            await self._threads.run_all([job])
         except OSError as error:
             self.health.failed(error)
             return False
@@ -61,6 +60,6 @@ class SlotSupply:
     async def _remove(self, segment: Segment) -> None:
         self._table.retire(segment)
         try:
-            await run_all(self._threads, [partial(self._files.remove, segment.name)])
+            await self._threads.run_all([partial(self._files.remove, segment.name)])
         except OSError as error:
             logger.warning("%s stays behind until the next start (%s)", segment.name, error)
