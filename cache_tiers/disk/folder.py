@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 IsCancelled = Callable[[], bool]
 
 _NUM_READERS = 4
-_NUM_WRITERS = 2
+_NUM_WRITERS = 4
 _REWRITE_FACTOR = 4
 _REWRITE_MIN_RECORDS = 4096
 
@@ -147,6 +147,8 @@ class Folder:
         found = [(index, self._locate(image), image) for index, image in enumerate(images)]
         moves = [Move(index, place, image) for index, place, image in found if place is not None]
         self.counters.missed += len(images) - len(moves)
+        if moves:
+            self._check_memory(moves[0].image)
         for move in moves:
             move.place.segment.begin_read(move.place.slot)
         are_loaded = [False] * len(images)
@@ -170,8 +172,7 @@ class Folder:
         room. Raises ``TierError`` when none of them is held for another reason.
         """
         layout = images[0].layout
-        for image in images:
-            self._check_memory(image)
+        self._check_memory(images[0])
         with self._writes:
             places = await self._supply.take(layout, len(images))
             self._writes.step()
@@ -202,10 +203,10 @@ class Folder:
         place = self._table.locate(image.layout, image.key)
         if place is None or place.segment.num_tokens[place.slot] != image.num_tokens:
             return None
-        self._check_memory(image)
         return place
 
     def _check_memory(self, image: BlockImage) -> None:
+        # One for all of a call: they come from the same arena.
         assert len(image.memory) == image.layout.image_bytes, "an image's memory has another size"
         assert not self._files.is_direct or is_aligned(image.memory), "memory must be page-aligned"
 
