@@ -7,6 +7,7 @@ first, then the kept one that was not used for longest. Must not know keys, toke
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 
 class BlockPool:
@@ -36,6 +37,10 @@ class BlockPool:
     @property
     def cached_block_ids(self) -> frozenset[int]:
         return frozenset(self._cached)
+
+    def next_evicted(self, num_blocks: int) -> list[int]:
+        """Kept blocks that go when so many are handed out, in order."""
+        return list(islice(self._kept, max(0, num_blocks - len(self._blank))))
 
     def num_references(self, block_id: int) -> int:
         return self._ref_counts[block_id]

@@ -7,6 +7,7 @@ window before its end is there. Must not know reference counts, tokens or sequen
 
 from collections.abc import Iterable, Iterator
 from itertools import count, takewhile
+from operator import attrgetter
 from typing import NamedTuple
 
 from cache_tiers.keys import BlockKey
@@ -22,6 +23,9 @@ class CachedBlock(NamedTuple):
     group: int
     chain_len: int
     """Blocks from the start of the prompt to this one, itself included."""
+
+
+BY_CHAIN_LEN = attrgetter("chain_len")
 
 
 def num_passed_blocks(window: int | None, position: int, block_size: int) -> int:
@@ -112,6 +116,10 @@ class PrefixCache:
         blocks[key] = block_id
         self._content[block_id] = content
         return True
+
+    def contents(self, block_ids: Iterable[int]) -> list[CachedBlock]:
+        """Of blocks that are cached."""
+        return [self._content[block_id] for block_id in block_ids]
 
     def find(self, key: BlockKey) -> tuple[int, CachedBlock] | None:
         """The first group's block of ``key``."""

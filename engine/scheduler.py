@@ -34,6 +34,10 @@ from engine.step_limits import StepLimits
 from engine.step_time import StepWork
 from engine.tier_desk import TierDesk
 
+STORED_AHEAD_BLOCKS = 256
+"""That are next in the order of eviction: a long prompt takes all its blocks at once, more than
+there are slots for in one step."""
+
 
 class Scheduler:
     """Owner of all sequences and slots of one engine."""
@@ -191,6 +195,8 @@ class Scheduler:
         self._blocks.commit()
         if self._tiers is not None:
             self._tiers.commit(plan, result, self._recompute_s)
+            num_ahead = min(STORED_AHEAD_BLOCKS, self._blocks.num_blocks // 2)
+            self._tiers.writer.want(self._blocks.next_evicted_keys(num_ahead))
         if plan.scheduled:
             self.limits.record_fit()
         return advanced

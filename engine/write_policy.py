@@ -1,9 +1,9 @@
 """Which blocks of the accelerator are copied to the node's cache, and when.
 
-A block that is evicted, used a second time, pinned, or wanted by another node; each once, unless
-the node says that it lost it. Slots to copy to are granted ahead, so that planning never waits:
-without one, what is evicted is dropped and counted, and the rest waits. Must not know sequences,
-the connection, or why blocks are wanted.
+A block that is evicted or soon will be, used a second time, pinned, or wanted by another node; each
+once, unless the node says that it lost it. Slots to copy to are granted ahead, so that planning
+never waits: without one, what is evicted is dropped and counted, and the rest waits. Must not know
+sequences, the connection, or why blocks are wanted.
 """
 
 from collections.abc import Callable, Iterable

@@ -41,6 +41,22 @@ def test_cached_blocks_are_evicted_least_recently_used_first() -> None:
     assert evicted == [b, c, a]
 
 
+def test_the_next_to_be_evicted_are_those_behind_the_blank_ones() -> None:
+    pool, evicted = make_pool(4)
+    a, b, c, d = (pool.allocate() for _ in range(4))
+    for block_id in (a, b, c):
+        pool.mark_cached(block_id)
+        pool.release([block_id])
+    pool.release([d])
+
+    assert pool.next_evicted(1) == []
+    assert pool.next_evicted(3) == [a, b]
+    assert pool.next_evicted(9) == [a, b, c]
+    for _ in range(3):
+        pool.allocate()
+    assert evicted == [a, b]
+
+
 def test_a_shared_block_is_free_only_after_its_last_release() -> None:
     pool, _ = make_pool(1)
     block_id = pool.allocate()

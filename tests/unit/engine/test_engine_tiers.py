@@ -304,6 +304,21 @@ def test_a_used_block_is_stored_a_second_time_only_when_the_node_lost_it() -> No
     assert set(tiered.node.images) == set(keys)
 
 
+def test_what_will_be_evicted_next_is_stored_ahead_the_begin_of_a_chain_first() -> None:
+    tiered = make_tiered(num_blocks=20, node=FakeNode(stock=3))
+    request = make_request("a", prompt(60), max_tokens=1)
+
+    tiered.engine.add(request)
+    tiered.run()
+
+    # Five blocks are blank, and half of all are looked after: the last five of the chain.
+    assert list(tiered.node.images) == request.block_keys[10:]
+    evict_all(tiered)
+    assert tiered.desk.writer.num_dropped == 7  # of the ten before them three found slots
+    assert request.block_keys[2] in tiered.node.images
+    assert request.block_keys[3] not in tiered.node.images
+
+
 def test_what_finds_no_slot_is_dropped_and_counted() -> None:
     tiered = make_tiered(num_blocks=20, node=FakeNode(num_images=3))
     ask(tiered, "first")
