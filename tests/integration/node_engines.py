@@ -135,6 +135,8 @@ async def node_engine(
     opening = Open(layout, rank, model="a-model", key_stride=8)
     engine = NodeEngine(await asyncio.to_thread(connect, socket_path, opening, WAIT_S), layout)
     try:
+        if rank == 0:  # the first slots say that its session is there
+            await engine.wait_for_slots(1)
         yield engine
     finally:
         engine.close()

@@ -136,7 +136,6 @@ async def run_engine(socket_path: Path, layout: ImageLayout, seed: int, num_turn
         num_here = draw.randint(20, 120)
         num_turns -= num_here
         async with node_engine(socket_path, layout) as engine:
-            await engine.wait_for_slots(1)
             random_engine = RandomEngine(engine, draw)
             for _ in range(num_here):
                 await random_engine.turn()
