@@ -19,6 +19,7 @@ _MADV_POPULATE_WRITE = 23
 """Linux 5.14; Python has no name for it."""
 _PIECE_BYTES = 8 * 1024**2
 """A few milliseconds: ``stop`` waits no longer."""
+_LOWEST_PRIORITY = 19
 
 
 class PagePopulator:
@@ -43,6 +44,8 @@ class PagePopulator:
         self._thread.join()
 
     def _run(self) -> None:
+        # Of this thread alone: with few cores it would take one from what runs meanwhile.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         num_bytes = len(self._mapping)
