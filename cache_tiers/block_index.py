@@ -51,7 +51,8 @@ class BlockIndex:
         self._layout_of = array("H")
         self._ticks = array("I")
         self._uses = array("B")
-        self._num_tokens = array("I")
+        self._partial_tokens: dict[int, int] = {}
+        """Of the few blocks that are not full."""
         self._recompute_s = array("f")
         self.flags = array("B")
         """States, as above."""
@@ -101,7 +102,8 @@ class BlockIndex:
             self._recompute_s.append(0.0)
         self._layout_of[entry] = layout_number
         self._uses[entry] = 1
-        self._num_tokens[entry] = num_tokens
+        if num_tokens != self.layouts[layout_number].block_size_tokens:
+            self._partial_tokens[entry] = num_tokens
         self._recompute_s[entry] = recompute_s
         if recompute_s > 0:
             self._usual_recompute_s[layout_number] = recompute_s
@@ -118,6 +120,7 @@ class BlockIndex:
     def free(self, entry: int) -> None:
         """Its number may be another's. Precondition: it is unlinked."""
         self._keys[entry] = None
+        self._partial_tokens.pop(entry, None)
         self.flags[entry] = 0
         self.offsets[entry] = NO_SLOT
         self._free.append(entry)
@@ -135,7 +138,10 @@ class BlockIndex:
         return self.layouts[self._layout_of[entry]]
 
     def num_tokens(self, entry: int) -> int:
-        return self._num_tokens[entry]
+        return self._partial_tokens.get(entry) or self.layout(entry).block_size_tokens
+
+    def is_full(self, entry: int) -> bool:
+        return entry not in self._partial_tokens
 
     def num_uses(self, entry: int) -> int:
         return self._uses[entry]
@@ -158,6 +164,5 @@ class BlockIndex:
 
     def _columns(self) -> "tuple[array[int], ...]":
         return (
-            self._layout_of, self._ticks, self._uses, self._num_tokens, self.flags, self.offsets,
-            self.chain_lens,
+            self._layout_of, self._ticks, self._uses, self.flags, self.offsets, self.chain_lens,
         )  # fmt: skip

@@ -209,8 +209,7 @@ class Holdings:
     def is_told(self, entry: int) -> bool:
         """Whether routers hear of it."""
         index = self.index
-        is_full = index.num_tokens(entry) == index.layout(entry).block_size_tokens
-        return is_full and self._log_of(entry).is_told(index.chain_lens[entry])
+        return index.is_full(entry) and self._log_of(entry).is_told(index.chain_lens[entry])
 
     def held(self, layout: ImageLayout, kind: TierKind) -> list[bytes]:
         """Told keys that a medium holds, prompts' beginnings first."""

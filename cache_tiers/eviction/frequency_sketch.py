@@ -1,4 +1,4 @@
-"""How often keys were used lately, in a byte or two a block: a count-min sketch that forgets.
+"""How often keys were used lately, in 6 to 12 bytes a block: a count-min sketch that forgets.
 
 TinyLFU's (Einziger et al., "TinyLFU: A Highly Efficient Cache Admission Policy", 2017): counters
 are halved after a number of uses. Must not know what is held.
@@ -9,11 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 _MULTIPLIERS = np.array(_FACTORS, np.uint64)
 _MASK = (1 << 64) - 1
-_USES_PER_COUNTER = 10
-"""Before all are halved."""
+_COUNTERS_PER_KEY = 2
+"""In each row: most keys that pass by are never held."""
+_USES_PER_COUNTER = 1
+"""Before all are halved. The usual 10 let keys that were used once, of which there are most, add up
+under the others.
+"""
 _MAX_COUNT = 255
 
 
@@ -21,7 +25,7 @@ class FrequencySketch:
     """Of about ``num_keys`` keys at a time; those of 16 bytes."""
 
     def __init__(self, num_keys: int) -> None:
-        self._num_bits = max(6, (max(1, num_keys) - 1).bit_length())
+        self._num_bits = max(6, (_COUNTERS_PER_KEY * max(1, num_keys) - 1).bit_length())
         self._width = 1 << self._num_bits
         self._counters = np.zeros((len(_MULTIPLIERS), self._width), np.uint8)
         self._num_uses = 0

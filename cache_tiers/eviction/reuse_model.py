@@ -30,9 +30,12 @@ _PRIOR_BLOCKS = 20.0
 _NEGLIGIBLE = 1e-3
 
 
+_CLASSES = [min(_NUM_CLASSES, max(1, num_uses).bit_length()) - 1 for num_uses in range(256)]
+
+
 def reuse_class(num_uses: int) -> int:
     """0 for a block that was used once, then one more for a doubling."""
-    return min(_NUM_CLASSES, max(1, num_uses).bit_length()) - 1
+    return _CLASSES[num_uses] if num_uses < 256 else MAX_CLASS
 
 
 class ReuseModel:

@@ -6,12 +6,12 @@ from cache_tiers.eviction.frequency_sketch import FrequencySketch
 
 
 def test_counts_are_never_too_low_and_rarely_too_high() -> None:
-    sketch = FrequencySketch(1000)
+    sketch = FrequencySketch(4000)
     keys = [os.urandom(16) for _ in range(1000)]
     for _ in range(3):
         counts = sketch.add(keys)
     assert min(counts) == 3
-    assert sum(count > 3 for count in counts) < 50
+    assert sum(count > 3 for count in counts) < 5
     assert [sketch.estimate(key) for key in keys] == counts
     assert sum(sketch.estimate(os.urandom(16)) > 0 for _ in range(1000)) < 300
 
@@ -21,7 +21,8 @@ def test_forgets_what_was_long_ago() -> None:
     old = os.urandom(16)
     for _ in range(40):
         sketch.add([old])
-    for _ in range(40):
+    assert sketch.estimate(old) == 40
+    for _ in range(10):
         sketch.add([os.urandom(16) for _ in range(64)])
     assert sketch.estimate(old) < 20
 
