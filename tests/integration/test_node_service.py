@@ -271,6 +271,16 @@ async def test_a_slot_used_twice_ends_the_connection_but_the_image_stays(node: N
     assert node.service.stats().num_violations == 1
 
 
+async def test_an_image_of_more_tokens_than_a_block_is_not_taken(node: Node) -> None:
+    async with node_engine(node.socket_path, LAYOUT) as engine:
+        offset = engine.slots.pop()
+        [key] = random_keys(1)
+        engine.send(Store([Stored(offset, key, LAYOUT.block_size_tokens + 1, 1, 0.1)]))
+        await engine.wait_until_cut()
+    await node.wait_until_nothing_is_held()
+    assert node.store.images == {}
+
+
 async def test_an_engine_that_does_not_read_is_cut(node: Node) -> None:
     async with (
         node_engine(node.socket_path, LAYOUT),
