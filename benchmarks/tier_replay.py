@@ -35,7 +35,7 @@ from simulator.traces import read_agentic_coding, read_mooncake
 from simulator.workload import Workload
 
 POLICIES: tuple[PolicyName, ...] = ("value", "lru", "s3fifo", "arc")
-TIMES_TOO_SMALL = (4, 8, 16)
+TIMES_TOO_SMALL = (4, 16)
 """Distinct blocks of the trace over blocks that fit."""
 AGENTIC_SESSIONS_PER_S = 0.05
 ANSWER_TOKEN_S = 0.02

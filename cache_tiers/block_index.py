@@ -14,7 +14,7 @@ Must not know why a block changes its state, nor tiers.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -153,10 +153,11 @@ class BlockIndex:
         seconds = self._recompute_s[entry] or self._usual_recompute_s[self._layout_of[entry]]
         return seconds / self.layout(entry).image_bytes
 
-    def at_offsets(self, offsets: Sequence[int]) -> list[int]:
-        """The blocks in these arena slots; a pass over all."""
-        found = np.isin(np.frombuffer(self.offsets, np.int64), np.array(offsets, np.int64))
-        return [int(entry) for entry in np.flatnonzero(found)]
+    def slots(self) -> dict[int, int]:
+        """Used arena offsets and the blocks there; a pass over all."""
+        offsets = np.array(self.offsets)
+        entries = np.flatnonzero(offsets != NO_SLOT)
+        return dict(zip(offsets[entries].tolist(), entries.tolist(), strict=True))
 
     def entries(self) -> Iterator[int]:
         """All that have a number, orphans too."""

@@ -178,7 +178,7 @@ class Fetcher:
     def _note(
         self, leases: Sequence[_Lease], choice: Choice, fetch_s: float, *, is_late: bool
     ) -> None:
-        kinds = {lease.found.kind for lease in leases}
+        kinds = {lease.found.kind for lease in leases} - {TierKind.HOST}
         if kinds:
             media = self._media()
             slowest = max(kinds, key=lambda kind: media[kind].rate.byte_s)

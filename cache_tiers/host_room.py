@@ -39,13 +39,14 @@ class HostRoom:
         arena = self._holdings.arena
         image_bytes = self._holdings.index.layouts[layout_number].image_bytes
         offsets: list[int] = []
+        slabs = _Slabs(self._holdings, self.granted)
         self.is_tight = False
         while len(offsets) < num_slots:
             offset = arena.allocate(image_bytes)
             if offset is not None:
                 offsets.append(offset)
                 continue
-            if not self._evict_one(image_bytes):
+            if not self._evict_one(image_bytes, slabs):
                 break
         return offsets
 
@@ -63,24 +64,15 @@ class HostRoom:
         self._holdings.leave(entry)
         return True
 
-    def _evict_one(self, image_bytes: int) -> bool:
+    def _evict_one(self, image_bytes: int, slabs: "_Slabs") -> bool:
         holdings, index = self._holdings, self._holdings.index
         now_s = holdings.clock()
-        stuck: set[int] = set()
-        """Slots in slabs that can't be emptied."""
 
         def can_evict(entry: int) -> bool:
             if not self._can_leave(entry):
                 return False
-            if index.layout(entry).image_bytes == image_bytes:
-                return True
-            if index.offsets[entry] in stuck:
-                return False
-            slots = [index.offsets[entry], *holdings.arena.slab_mates(index.offsets[entry])]
-            if self._can_empty(slots):
-                return True
-            stuck.update(slots)
-            return False
+            is_alike = index.layout(entry).image_bytes == image_bytes
+            return is_alike or slabs.can_empty(entry)
 
         victim = holdings.host_policy.evict(now_s, can_evict)
         if victim is None:
@@ -89,7 +81,7 @@ class HostRoom:
         self.is_tight = index.layout(victim).image_bytes == image_bytes
         if self.is_tight:
             return self.let_go(victim)
-        self._empty_slab(victim)
+        self._empty_slab(victim, slabs)
         return True
 
     def _can_leave(self, entry: int) -> bool:
@@ -101,23 +93,10 @@ class HostRoom:
         image_bytes = self._holdings.index.layout(entry).image_bytes
         return self._demoter.is_accepting and self._demoter.has_room(image_bytes)
 
-    def _can_empty(self, offsets: list[int]) -> bool:
-        holdings, index = self._holdings, self._holdings.index
-        if not self.granted.isdisjoint(offsets):
-            return False
-        entries = index.at_offsets(offsets)
-        # Slots of no block are about to be filled.
-        return len(entries) == len(offsets) and all(
-            index.flags[entry] & HOST
-            and holdings.may_leave(entry)
-            and index.flags[entry] & (PINNED | DISK) != PINNED
-            for entry in entries
-        )
-
-    def _empty_slab(self, victim: int) -> None:
+    def _empty_slab(self, victim: int, slabs: "_Slabs") -> None:
         """At once: what is not on disk yet is dropped."""
         holdings, index = self._holdings, self._holdings.index
-        mates = index.at_offsets(holdings.arena.slab_mates(index.offsets[victim]))
+        mates = slabs.mates(victim)
         for mate in mates:
             holdings.host_policy.remove(mate)
         for entry in (victim, *mates):
@@ -128,3 +107,47 @@ class HostRoom:
     def _note_age(self, age_s: float) -> None:
         before = age_s if self.eviction_age_s is None else self.eviction_age_s
         self.eviction_age_s = before + _AGE_WEIGHT * (age_s - before)
+
+
+class _Slabs:
+    """Which slabs can be emptied for images of another size; while one ``take`` lasts, in which no
+    slot gets another block.
+    """
+
+    def __init__(self, holdings: Holdings, granted: set[int]) -> None:
+        self._holdings = holdings
+        self._granted = granted
+        self._slots: dict[int, int] | None = None
+        self._stuck: set[int] = set()
+
+    def can_empty(self, entry: int) -> bool:
+        """Whether all of the slab of ``entry``, which may leave, may leave."""
+        index = self._holdings.index
+        offset = index.offsets[entry]
+        if offset in self._stuck:
+            return False
+        offsets = self._holdings.arena.slab_mates(offset)
+        slots = self._known_slots()
+        # Slots of no block are about to be filled.
+        is_free = self._granted.isdisjoint(offsets) and all(
+            each in slots and self._may_leave(slots[each]) for each in offsets
+        )
+        if not is_free:
+            self._stuck.update((offset, *offsets))
+        return is_free
+
+    def mates(self, entry: int) -> list[int]:
+        """The other blocks of its slab."""
+        slots = self._known_slots()
+        offset = self._holdings.index.offsets[entry]
+        return [slots[each] for each in self._holdings.arena.slab_mates(offset)]
+
+    def _known_slots(self) -> dict[int, int]:
+        if self._slots is None:
+            self._slots = self._holdings.index.slots()
+        return self._slots
+
+    def _may_leave(self, entry: int) -> bool:
+        flags = self._holdings.index.flags[entry]
+        is_kept = flags & (PINNED | DISK) == PINNED
+        return bool(flags & HOST) and not is_kept and self._holdings.may_leave(entry)

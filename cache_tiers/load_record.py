@@ -9,7 +9,7 @@ _TOLERANCE = 0.25
 
 @dataclass(slots=True)
 class LoadCounters:
-    """Of the fetches of which a medium took the longest."""
+    """Of the fetches of which a medium took the longest; of the host, copies to accelerators."""
 
     num_fetches: int = 0
     num_as_predicted: int = 0

@@ -201,6 +201,8 @@ class NodeStore:
         """What copying from the arena to the accelerator took."""
         if loaded.num_images > 0 and loaded.load_s > 0:
             num_bytes = loaded.num_images * layout.image_bytes
+            predicted_s = self._rates.rate(TierKind.HOST).seconds(num_bytes)
+            self._fetcher.record.note(TierKind.HOST, predicted_s, loaded.load_s, is_late=False)
             self._rates.observe(TierKind.HOST, num_bytes, loaded.load_s)
 
     async def lend(self, layout: ImageLayout, keys: Sequence[BlockKey]) -> list[BlockImage | None]:

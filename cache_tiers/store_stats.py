@@ -8,7 +8,9 @@ from cache_tiers.tier import TierKind
 
 @dataclass(frozen=True, slots=True)
 class LoadStats:
-    """Of fetches of which this medium took the longest, since the start."""
+    """Of fetches of which this medium took the longest, since the start; of the host, copies to
+    accelerators.
+    """
 
     num_fetches: int
     num_as_predicted: int

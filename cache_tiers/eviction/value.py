@@ -6,6 +6,7 @@ are compared by their oldest block. So the blocks of a chain leave from its end,
 searched for. Greedy-Dual-Size-Frequency (Cherkasova, 1998) with learned instead of assumed rates.
 """
 
+import heapq
 from array import array
 
 from cache_tiers.eviction.base import BlockFacts, CanEvict
@@ -71,18 +72,27 @@ class ValuePolicy:
 
     def _least(self, now_s: float, can_evict: CanEvict) -> int | None:
         """Of equal ones the oldest."""
-        best: tuple[float, float] | None = None
-        least = None
-        for ends in self._lists.values():
-            entry = ends.oldest
-            while entry != _NONE and not can_evict(entry):
-                entry = self._newer[entry]
-            if entry == _NONE:
-                continue
-            rank = (self._value(entry, now_s), self._blocks.last_used_s(entry))
-            if best is None or rank < best:
-                best, least = rank, entry
-        return least
+        candidates = []
+        for number, ends in self._lists.items():
+            if ends.oldest != _NONE:
+                candidates.append((*self._rank(ends.oldest, now_s), ends.oldest, number))
+        heapq.heapify(candidates)
+        moved: set[int] = set()
+        while candidates:
+            *_, entry, number = heapq.heappop(candidates)
+            if can_evict(entry):
+                return entry
+            # It is asked again when the others of its list have been: some must stay for long.
+            moved.add(entry)
+            self.remove(entry)
+            self._append(entry, number)
+            oldest = self._lists[number].oldest
+            if oldest not in moved:
+                heapq.heappush(candidates, (*self._rank(oldest, now_s), oldest, number))
+        return None
+
+    def _rank(self, entry: int, now_s: float) -> tuple[float, float]:
+        return self._value(entry, now_s), self._blocks.last_used_s(entry)
 
     def _value(self, entry: int, now_s: float) -> float:
         blocks = self._blocks
