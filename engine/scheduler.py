@@ -32,11 +32,8 @@ from engine.sequence import Sequence
 from engine.step import BlockTransfer, ScheduledSequence, StepPlan, StepResult, TableUpdate
 from engine.step_limits import StepLimits
 from engine.step_time import StepWork
+from engine.store_planner import StorePlanner
 from engine.tier_desk import TierDesk
-
-STORED_AHEAD_BLOCKS = 256
-"""That are next in the order of eviction: a long prompt takes all its blocks at once, more than
-there are slots for in one step."""
 
 
 class Scheduler:
@@ -63,7 +60,11 @@ class Scheduler:
         self._demand = demand or create_kv_demand(config.kv_admission, blocks)
         self._admission = AdmissionControl(blocks, self._running, self.limits, self._demand)
         self._tiers = tiers
-        self._restores = None if tiers is None else RestorePlanner(blocks, self.totals, tiers)
+        self._restores: RestorePlanner | None = None
+        self._stores: StorePlanner | None = None
+        if tiers is not None:
+            self._restores = RestorePlanner(blocks, self.totals, tiers)
+            self._stores = StorePlanner(blocks, self._running, self.limits, tiers)
         self._prompts = PromptPlanner(
             self._places, blocks, self._admission, self._demand, self._restores
         )
@@ -113,7 +114,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether ``plan`` has something to do."""
-        return bool(self._running or self._waiting) or self._is_store_due
+        is_store_due = self._stores is not None and self._stores.is_due
+        return is_store_due or bool(self._running or self._waiting)
 
     def line_up(self, samples: list[Sequence]) -> None:
         """Give all samples of a request their place in the order, once; ``add`` does so if it was
@@ -146,15 +148,12 @@ class Scheduler:
         if self._waiting:
             self._make_way()
         draft = PlanDraft()
-        num_transfers = self._num_transfers() if self._tiers is not None else 0
-        draft.num_loads_left = num_transfers
+        if self._stores is not None:
+            draft.num_loads_left = self._stores.num_transfers()
         unfinished = self._plan_decodes(draft)
         if unfinished or self._waiting:
             self._prompts.plan(draft, unfinished, self._prompt_budget())
-        stores: tuple[BlockTransfer, ...] = ()
-        if self._tiers is not None:
-            num_stores = num_transfers - len(draft.loads)
-            stores = self._tiers.take_stores(num_stores, self._blocks.find_block)
+        stores = () if self._stores is None else self._stores.take(draft)
         if not (draft.scheduled or draft.loads):
             is_empty = not self._running and not self._waiting
             assert is_empty, "sequences are here, but none of them can advance"
@@ -193,10 +192,8 @@ class Scheduler:
                 self._end(sequence)
         self.totals.num_padding_tokens += result.num_padding_tokens
         self._blocks.commit()
-        if self._tiers is not None:
-            self._tiers.commit(plan, result, self._recompute_s)
-            num_ahead = min(STORED_AHEAD_BLOCKS, self._blocks.num_blocks // 2)
-            self._tiers.writer.want(self._blocks.next_evicted_keys(num_ahead))
+        if self._stores is not None:
+            self._stores.commit(plan, result)
         if plan.scheduled:
             self.limits.record_fit()
         return advanced
@@ -310,28 +307,9 @@ class Scheduler:
             sibling.share_prompt_counts(sequence)
         return [sequence, *siblings]
 
-    @property
-    def _is_store_due(self) -> bool:
-        return self._tiers is not None and self._tiers.writer.is_due
-
-    def _num_transfers(self) -> int:
-        """Blocks that a step may move for the sake of all that decode beside it."""
-        assert self._tiers is not None
-        contexts = [s.num_computed_tokens for s in self._running.sequences if s.is_last_on_device]
-        decodes = StepWork(num_decodes=len(contexts), num_context_tokens=sum(contexts))
-        spare_s = self.limits.spare_s(decodes)
-        return self._tiers.pace.num_within(spare_s, most=self._blocks.num_blocks)
-
     def _reach_breakpoints(self, sequence: Sequence) -> None:
         if self._tiers is not None and sequence.finish_reason is not FinishReason.ERROR:
             self._tiers.reach_breakpoints(sequence, self._notes.now_s)
-
-    def _recompute_s(self, chain_len: int) -> float:
-        """Of the block that ends a chain, in a step with others; 0 while unknown."""
-        steps, size = self.limits.step_times, self._blocks.block_size
-        return size * (
-            steps.per_prefill_token_s + steps.per_attended_token_s * (chain_len - 0.5) * size
-        )
 
     def _abandon(self) -> None:
         """The plan under way moved nothing."""

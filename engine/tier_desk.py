@@ -3,8 +3,8 @@ accelerator lets go.
 
 A request waits here, outside of the scheduler, until the node has answered, its time is up, or the
 node is gone; it then goes on with what was found. Without a node all of this costs nothing and the
-engine computes. Call order: ``poll`` between steps, then ``take_stores``, execution, and
-``commit`` or ``abandon``. Must not know how a step is planned, or tensors.
+engine computes. Call order: ``poll`` between steps, execution, and ``commit`` or
+``abandon``. Must not know how a step is planned, or tensors.
 """
 
 import logging
@@ -32,11 +32,11 @@ from engine.messages import CacheEvents, FinishReason
 from engine.observations import TierStats
 from engine.restores import Restore, make_restore
 from engine.sequence import Sequence
-from engine.step import BlockTransfer, StepPlan, StepResult
+from engine.step import StepPlan, StepResult
 from engine.tier_counts import TierCounts
 from engine.tier_link import LinkDown, LinkNews, LinkUp, NodeLink
 from engine.transfer_pace import TransferPace
-from engine.write_policy import BlockWriter, HeldBlock
+from engine.write_policy import BlockWriter
 from wire.pipe import SyncPipe, wait_any
 
 logger = logging.getLogger(__name__)
@@ -168,12 +168,6 @@ class TierDesk:
 
     def is_waiting(self, sequence: Sequence) -> bool:
         return any(sequence is waiting for waiting in self._fetches.sequences)
-
-    def take_stores(
-        self, num_blocks: int, find: Callable[[bytes], HeldBlock | None]
-    ) -> tuple[BlockTransfer, ...]:
-        """Those of the plan in the making; ``num_blocks``: most of what could wait."""
-        return self.writer.take(num_blocks, find)
 
     def commit(
         self, plan: StepPlan, result: StepResult, recompute_s: Callable[[int], float]

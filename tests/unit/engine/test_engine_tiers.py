@@ -319,6 +319,18 @@ def test_what_will_be_evicted_next_is_stored_ahead_the_begin_of_a_chain_first() 
     assert request.block_keys[3] not in tiered.node.images
 
 
+def test_stores_that_can_wait_take_little_of_a_step_that_computes() -> None:
+    tiered = make_tiered(node=FakeNode(stock=40), num_blocks=128)
+    ask(tiered, "first", num_tokens=120)
+    tiered.desk.pace.block_s = 0.0008
+    tiered.desk.pace.record = lambda num_blocks, seconds: None  # type: ignore[method-assign]
+    tiered.engine.add(make_request("again", prompt(120), max_tokens=5))
+    tiered.run()
+
+    num_stores = [len(plan.stores) for plan in tiered.runner.plans if plan.stores]
+    assert num_stores == [1, 1, 1, 1, 1, 12, 12, 1]  # more when nobody waits for it
+
+
 def test_what_finds_no_slot_is_dropped_and_counted() -> None:
     tiered = make_tiered(num_blocks=20, node=FakeNode(num_images=3))
     ask(tiered, "first")
