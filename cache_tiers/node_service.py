@@ -43,8 +43,7 @@ LIMITS = Limits(
 _ADMISSION_TIMEOUT_S = 2.0
 """`close` waits no longer."""
 _PUMP_PERIOD_S = 0.05
-_PUMPS_PER_SHRINK = 20
-_SLOTS_DIVISOR = 4
+_SLOTS_DIVISOR = 8
 """All engines' free slots together take no more than this part of the arena."""
 KEY_STRIDE = 8
 """What routers keep (``engine.messages.KEY_STRIDE``)."""
@@ -234,16 +233,12 @@ class NodeService:
 
     async def _pump(self) -> None:
         """Tell engines what changed, and give them slots that there was no room for before."""
-        num_pumps = 0
         while True:
             await asyncio.sleep(_PUMP_PERIOD_S)
-            num_pumps += 1
             try:
                 for layout in self._layouts.values():
                     self._pump_layout(layout)
                 for session in self._sessions:
-                    if num_pumps % _PUMPS_PER_SHRINK == 0:
-                        session.stock.shrink()
                     session.refill()
             except Exception:
                 logger.exception("telling engines of changes failed")

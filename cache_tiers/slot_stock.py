@@ -1,14 +1,11 @@
 """The free slots that one engine holds, so that evicting a block never waits for the node.
 
-As many as it used in bursts lately: the stock doubles when more than half of it was used before it
-could be refilled, and shrinks slowly when it wasn't. Must not know connections.
+Always its whole share, however few it used lately: one step may admit a prompt that evicts as many
+blocks as it has, and what finds no slot then is lost. Must not know connections.
 """
 
 from cache_tiers.block_image import ImageLayout
 from cache_tiers.image_store import ImageStore
-
-MIN_SLOTS = 32
-_SHRINK_DIVISOR = 8
 
 
 class SlotStock:
@@ -18,10 +15,6 @@ class SlotStock:
         self._store = store
         self._layout = layout
         self._granted: set[int] = set()
-        self._wanted = MIN_SLOTS
-        self._is_low = False
-        self._was_low = False
-        """In the second that ``shrink`` ends."""
 
     def __len__(self) -> int:
         return len(self._granted)
@@ -31,26 +24,16 @@ class SlotStock:
         if offset not in self._granted:
             return False
         self._granted.remove(offset)
-        self._is_low = len(self._granted) < self._wanted // 2
         return True
 
-    def refill(self, most: int) -> list[int]:
-        """Newly granted slots, if any are due. The stock takes no more than ``most``."""
-        if self._is_low:
-            self._wanted = min(2 * self._wanted, max(most, MIN_SLOTS))
-            self._is_low, self._was_low = False, True
-        num_missing = min(self._wanted, most) - len(self._granted)
+    def refill(self, share: int) -> list[int]:
+        """Newly granted slots, up to ``share`` with those that are held already."""
+        num_missing = share - len(self._granted)
         if num_missing <= 0:
             return []
         offsets = self._store.grant(self._layout, num_missing)
         self._granted.update(offsets)
         return offsets
-
-    def shrink(self) -> None:
-        """Once a second: want less if there was enough."""
-        if not self._was_low:
-            self._wanted = max(MIN_SLOTS, self._wanted - self._wanted // _SHRINK_DIVISOR)
-        self._was_low = False
 
     def give_back(self) -> None:
         """Nobody writes to the slots any more."""

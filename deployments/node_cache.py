@@ -22,6 +22,7 @@ from deployments.environment import temporary_roots
 from deployments.node_cache_metrics import NodeCacheMetrics
 from deployments.node_folder import NodeFolder
 from deployments.scrape_server import ScrapeServer
+from engine.available_memory import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,9 @@ class NodeCacheActor:
     """Made by `ensure` only."""
 
     async def __init__(self, config: NodeCacheConfig, node_id: str) -> None:  # type: ignore[misc]  # awaited
-        """Ready once engines can connect. Raises `ValueError` or `OSError` with what to change."""
+        """Ready once engines can connect. Raises `ArenaError`, `TierError`, `ValueError` or
+        `OSError` with what to change.
+        """
         self._config = config
         self._folder = NodeFolder(temporary_roots(), node_id)
         host = ray.util.get_node_ip_address()
@@ -53,6 +56,7 @@ class NodeCacheActor:
             socket_path=self._folder.socket_path,
             host=host,
             secret=secrets.token_bytes(SECRET_BYTES),
+            available_bytes=available_memory_bytes(),
         )
         peer = await self._cache.start()
         metrics = NodeCacheMetrics(self._cache.stats)
