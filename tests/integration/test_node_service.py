@@ -37,7 +37,6 @@ from cache_tiers.node_admission import NotAdmitted, admit
 from cache_tiers.node_client import connect
 from cache_tiers.node_service import LIMITS, NodeService
 from cache_tiers.node_socket import listen
-from cache_tiers.slot_stock import MIN_SLOTS
 from cache_tiers.tier import Tier, TierError, TierKind
 from tests.integration.node_engines import eventually, node_engine, random_keys
 from tests.unit.cache_tiers.fake_image_store import LAYOUT, FakeImageStore, key_of
@@ -182,15 +181,16 @@ async def test_engines_share_the_slots_and_none_takes_them_all(node: Node) -> No
         node_engine(node.socket_path, LAYOUT) as greedy,
         node_engine(node.socket_path, LAYOUT) as modest,
     ):
-        await modest.wait_for_slots(MIN_SLOTS)
-        most = 0
+        share = capacity // 16
+        await modest.wait_for_slots(share)
+        await greedy.wait_for_slots(share)
+        greedy.store(random_keys(len(greedy.slots)))  # what it was given before the other came
         while len(node.store.images) < capacity // 2:
-            await greedy.wait_for_slots(MIN_SLOTS)
-            most = max(most, len(greedy.slots))
-            greedy.store(random_keys(len(greedy.slots)))
-        assert MIN_SLOTS < most <= capacity // 8
+            await greedy.wait_for_slots(share)
+            assert len(greedy.slots) == share
+            greedy.store(random_keys(share))
         modest.poll()
-        assert len(modest.slots) == MIN_SLOTS
+        assert len(modest.slots) == share
 
 
 async def test_an_engine_without_slots_gets_them_when_there_is_room_again(node: Node) -> None:
@@ -201,7 +201,7 @@ async def test_an_engine_without_slots_gets_them_when_there_is_room_again(node: 
         engine.poll()
         assert len(engine.slots) == 3
         node.store.max_granted = 1000
-        await engine.wait_for_slots(MIN_SLOTS)
+        await engine.wait_for_slots(4)
 
 
 async def test_slots_of_a_rank_group_are_kept_while_its_other_ranks_may_write(node: Node) -> None:
@@ -209,7 +209,7 @@ async def test_slots_of_a_rank_group_are_kept_while_its_other_ranks_may_write(no
         node_engine(node.socket_path, LAYOUT),
         node_engine(node.socket_path, TWO_RANKS) as engine,
     ):
-        await engine.wait_for_slots(MIN_SLOTS)
+        await engine.wait_for_slots(1)
         num_granted = len(node.store.granted)
         engine.link.pipe.close()
         await eventually(lambda: node.service.stats().num_engines == 1)
@@ -248,7 +248,7 @@ async def test_a_hostile_frame_costs_its_sender_the_connection_and_nobody_else(
     async with node_engine(node.socket_path, LAYOUT) as good:
         await good.wait_for_slots(1)
         async with node_engine(node.socket_path, LAYOUT) as hostile:
-            await hostile.wait_for_slots(MIN_SLOTS)
+            await hostile.wait_for_slots(1)
             hostile.link.pipe._socket.send(frame)
             await hostile.wait_until_cut()
         await eventually(lambda: len(node.store.granted) == node.service.stats().num_granted_slots)
