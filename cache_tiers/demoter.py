@@ -8,6 +8,7 @@ while; nothing else changes. Must not know why a block goes to disk.
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from cache_tiers.backoff import Backoff
 from cache_tiers.block_index import DISK, LOADING, ORPHAN, PINNED, WRITING
@@ -18,7 +19,7 @@ from cache_tiers.tier import TierError
 _BATCH_BYTES = 16 * 1024**2
 _QUEUE_BYTES = 256 * 1024**2
 """A quarter of a second of one fast device."""
-_ARENA_DIVISOR = 16
+_ARENA_DIVISOR = 8
 """And no more than this part of the arena waits to be written."""
 
 
@@ -41,10 +42,11 @@ class Demoter:
         self._disk = disk
         self._backoff = backoff
         self._queue: deque[int] = deque()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
+        """To be written, and then free."""
         self._num_waiting: dict[int, int] = {}
         """By layout."""
-        self._max_bytes = min(_QUEUE_BYTES, holdings.arena.num_bytes // _ARENA_DIVISOR)
+        self.max_bytes: Final = min(_QUEUE_BYTES, holdings.arena.num_bytes // _ARENA_DIVISOR)
         self._task: asyncio.Task[None] | None = None
         self.counters = DemotionCounters()
 
@@ -61,7 +63,7 @@ class Demoter:
 
     def has_room(self, image_bytes: int) -> bool:
         """In the queue: of a small arena one image, at least."""
-        return self._waiting_bytes == 0 or self._waiting_bytes + image_bytes <= self._max_bytes
+        return self.waiting_bytes == 0 or self.waiting_bytes + image_bytes <= self.max_bytes
 
     def offer(self, entry: int) -> bool:
         """Begin to write a block that has a slot, unless it is on disk, or being written; whether
@@ -194,5 +196,5 @@ class Demoter:
     def _count(self, entry: int, step: int) -> None:
         index = self._holdings.index
         number = index.layout_number(entry)
-        self._waiting_bytes += step * index.layout(entry).image_bytes
+        self.waiting_bytes += step * index.layout(entry).image_bytes
         self._num_waiting[number] = self._num_waiting.get(number, 0) + step

@@ -63,6 +63,8 @@ class Holdings:
         self.disk_policy = disk_policy
         """Over what is on the disk."""
         self.leases = Leases()
+        self.used_bytes = 0
+        """Of arena slots, whoever has them."""
         self.clock = clock
         self._key_stride = key_stride
         self._logs: list[MediaEventLog] = []
@@ -115,9 +117,21 @@ class Holdings:
         self.index.offsets[entry] = offset
         self._tell(TierKind.HOST, entry, is_here=True)
 
+    def allocate(self, image_bytes: int) -> int | None:
+        """A slot, which is nobody's yet."""
+        offset = self.arena.allocate(image_bytes)
+        if offset is not None:
+            self.used_bytes += image_bytes
+        return offset
+
+    def free(self, offset: int, image_bytes: int) -> None:
+        """A slot in which no block is."""
+        self.arena.free(offset)
+        self.used_bytes -= image_bytes
+
     def free_slot(self, entry: int) -> None:
-        """Of a block that did not come into it."""
-        self.arena.free(self.index.offsets[entry])
+        """Of a block that is not in it, or not any more."""
+        self.free(self.index.offsets[entry], self.index.layout(entry).image_bytes)
         self.index.offsets[entry] = NO_SLOT
 
     def stay(self, entry: int) -> None:

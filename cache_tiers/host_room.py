@@ -29,25 +29,29 @@ class HostRoom:
         self.granted: set[int] = set()
         """Slots that engines hold, to write to."""
         self.is_tight = False
-        """For the slots taken last others of their size had to leave, one for each."""
+        """For the slots taken last others of their size had to leave."""
+        self._full_bytes: int | None = None
+        """What was used when there was no slot left; ``None``: that has not happened yet."""
         self.counters = EvictionCounters()
         self.eviction_age_s: float | None = None
         """How long blocks lately stay after their last use; ``None``: nothing had to leave yet."""
 
     def take(self, layout_number: int, num_slots: int) -> list[int]:
         """Up to ``num_slots`` slots, for which others leave if they must."""
-        arena = self._holdings.arena
-        image_bytes = self._holdings.index.layouts[layout_number].image_bytes
+        holdings = self._holdings
+        image_bytes = holdings.index.layouts[layout_number].image_bytes
         offsets: list[int] = []
-        slabs = _Slabs(self._holdings, self.granted)
+        slabs = _Slabs(holdings, self.granted)
         self.is_tight = False
         while len(offsets) < num_slots:
-            offset = arena.allocate(image_bytes)
+            offset = holdings.allocate(image_bytes)
             if offset is not None:
                 offsets.append(offset)
                 continue
+            self._full_bytes = holdings.used_bytes
             if not self._evict_one(image_bytes, slabs):
                 break
+        self._write_ahead(image_bytes)
         return offsets
 
     def let_go(self, entry: int) -> bool:
@@ -83,6 +87,29 @@ class HostRoom:
             return self.let_go(victim)
         self._empty_slab(victim, slabs)
         return True
+
+    def _write_ahead(self, image_bytes: int) -> None:
+        """Keep some slots free, or soon free: who would leave next is written to disk before its
+        slot is needed, and need not be dropped then.
+        """
+        holdings, demoter = self._holdings, self._demoter
+        if self._full_bytes is None or not demoter.is_accepting:
+            return
+
+        def can_evict(entry: int) -> bool:
+            is_alike = holdings.index.layout(entry).image_bytes == image_bytes
+            return is_alike and self._can_leave(entry)
+
+        while demoter.has_room(image_bytes):
+            free_bytes = self._full_bytes - holdings.used_bytes + demoter.waiting_bytes
+            if free_bytes + image_bytes > demoter.max_bytes:
+                return
+            victim = holdings.host_policy.evict(holdings.clock(), can_evict)
+            if victim is None:
+                return
+            self.is_tight = True
+            if not self.let_go(victim):
+                return
 
     def _can_leave(self, entry: int) -> bool:
         flags = self._holdings.index.flags[entry]

@@ -111,7 +111,7 @@ class NodeStore:
         """Slots that were granted and are not used."""
         for offset in offsets:
             self._room.granted.remove(offset)
-            self._holdings.arena.free(offset)
+            self._holdings.free(offset, layout.image_bytes)
 
     def commit(self, layout: ImageLayout, stored: Stored) -> bool:
         """A granted slot was filled. False: the slot is free again, since the block is here
@@ -123,7 +123,7 @@ class NodeStore:
         entry = holdings.find(number, key)
         if entry is not None and index.flags[entry] & (HOST | LOADING):
             holdings.stay_if_leaving(entry)
-            holdings.arena.free(offset)
+            holdings.free(offset, layout.image_bytes)
             self._num_known += 1
             return False
         if entry is None:
