@@ -179,11 +179,11 @@ def _hit_tokens(trace: Trace, prompt: Prompt, held: dict[BlockKey, int] | set[Bl
     return min(num_found * trace.block_size_tokens, prompt.num_tokens)
 
 
-def measure(trace: Trace) -> list[CaseResult]:
+def measure(trace: Trace, times_too_small: Sequence[int]) -> list[CaseResult]:
     ceiling = infinite(trace)
     num_blocks = trace.num_blocks
     cases = [CaseResult(case=f"{trace.name}_infinite", value=ceiling, unit="share")]
-    for times in TIMES_TOO_SMALL:
+    for times in times_too_small:
         num_slots = num_blocks // times // _SLOTS_PER_SLAB * _SLOTS_PER_SLAB
         best = offline(trace, num_slots)
         hits = {}
@@ -226,6 +226,9 @@ def main() -> int:
     parser.add_argument(
         "--synthetic", action="store_true", help="only traffic that is made up here; no files"
     )
+    parser.add_argument(
+        "--times-too-small", type=int, nargs="+", default=TIMES_TOO_SMALL, help="of the memory"
+    )
     args = parser.parse_args()
     try:
         traces = [_synthetic()] if args.synthetic else _public(traces_folder())
@@ -235,13 +238,13 @@ def main() -> int:
     BenchmarkResult.of_this_machine(
         name="tier_replay",
         config={
-            "times_too_small": list(TIMES_TOO_SMALL),
+            "times_too_small": list(args.times_too_small),
             "agentic_sessions_per_s": AGENTIC_SESSIONS_PER_S,
             "answer_token_s": ANSWER_TOKEN_S,
             "is_synthetic": args.synthetic,
         },
         seed=0,
-        results=[case for trace in traces for case in measure(trace)],
+        results=[case for trace in traces for case in measure(trace, args.times_too_small)],
     ).write(args.out)
     return 0
 

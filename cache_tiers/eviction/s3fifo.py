@@ -53,7 +53,8 @@ class S3FifoPolicy:
         return True
 
     def _evict_small(self, can_evict: CanEvict) -> int | None:
-        for entry in list(self._small):
+        for _ in range(len(self._small)):
+            entry = next(iter(self._small))
             if self._frequencies[entry] > 1:
                 del self._small[entry]
                 self._main[entry] = None
@@ -64,6 +65,8 @@ class S3FifoPolicy:
                 if len(self._ghosts) > self._max_ghosts:
                     self._ghosts.popitem(last=False)
                 return entry
+            else:
+                self._small.move_to_end(entry)
         return None
 
     def _evict_main(self, can_evict: CanEvict) -> int | None:
