@@ -80,6 +80,17 @@ async def test_a_slot_is_not_used_again_while_it_is_written_to_disk() -> None:
     node.check()
 
 
+async def test_a_disk_that_keeps_up_gets_all_that_leaves() -> None:
+    node = Node(num_slabs=16, disk=FakeTier(DISK))
+    for number in range(150):
+        node.put(chain(str(number), 2))
+        await node.store.settled()
+    stats = node.store.stats()
+    assert stats.num_dropped <= 2, "before it is known how much room there is"
+    assert stats.num_demoted > 200
+    node.check()
+
+
 @pytest.mark.parametrize("mood", ["fails", "lies"])
 async def test_a_disk_that_misbehaves_costs_its_blocks_and_nothing_else(mood: str) -> None:
     disk = FakeTier(DISK, mood=mood)
