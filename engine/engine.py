@@ -211,6 +211,10 @@ class Engine:
             self._notes.take(),
         )
 
+    def take_notes(self) -> list[RequestNote]:
+        """For what is told between steps: the next step does not tell them again."""
+        return self._notes.take()
+
     def audit_slice(self) -> bool:
         """Compare some reference counts with the sequences, if an audit is due; ``step`` does so,
         too. Returns whether more of this audit is left: idle, the owner of the loop may call again.

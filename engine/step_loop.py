@@ -156,7 +156,10 @@ class StepLoop:
 
     def _tell(self, events: CacheEvents | None, *, is_kept_stored: bool = False) -> None:
         """Report without a step."""
-        report = self._report(StepOutput([], events, self._engine.load, self._engine.stats))
+        engine = self._engine
+        # Who was taken is told with how many were.
+        output = StepOutput([], events, engine.load, engine.stats, notes=engine.take_notes())
+        report = self._report(output)
         report = msgspec.structs.replace(report, is_kept_stored=is_kept_stored)
         self._pipe.send(self._encode(report))
 

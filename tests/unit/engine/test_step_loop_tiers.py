@@ -87,6 +87,7 @@ def test_a_request_that_waits_for_the_node_is_told_at_once(bench: Bench) -> None
     [report] = bench.reports()
 
     assert report.num_submits_taken == 1
+    assert [note.event.kind for note in report.notes] == ["taken"]
     assert report.load.num_waiting == 1
     assert report.record is None
 
