@@ -105,8 +105,10 @@ class TimelineEvent(msgspec.Struct, frozen=True, array_like=True):
     """Something that happened to a request."""
 
     kind: str
-    """``received``, ``tokenized``, ``queued``, ``submitted``; then the engine's ``taken``,
-    ``admitted``, ``chunk``, ``first_token``, ``preempted``, ``last_token``, ``blocks_freed``.
+    """``received``, ``tokenized``, ``queued``, ``submitted``, and where the begin of the prompt was
+    to be loaded from, ``source_host``, ``source_disk`` or ``source_peer``; then the engine's
+    ``taken``, ``admitted``, ``restored_`` and a field of ``RestoredTokens``, ``chunk``,
+    ``first_token``, ``preempted``, ``last_token``, ``blocks_freed``.
     """
     at_s: float
     """Since the gateway received the request; by monotonic clocks, whatever the wall clock does."""

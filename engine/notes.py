@@ -10,7 +10,17 @@ from engine.observations import RequestNote
 from engine.sequence import Sequence
 
 NoteKind = Literal[
-    "taken", "admitted", "chunk", "first_token", "preempted", "last_token", "blocks_freed"
+    "taken",
+    "admitted",
+    "restored_host",
+    "restored_disk",
+    "restored_peer",
+    "restored_object_store",
+    "chunk",
+    "first_token",
+    "preempted",
+    "last_token",
+    "blocks_freed",
 ]
 
 

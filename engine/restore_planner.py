@@ -7,6 +7,7 @@ after it is computed. Must not know the connection, or how much a step may move.
 """
 
 from engine.block_manager import BlockManager, PrefixHit
+from engine.notes import NoteKind, Notes
 from engine.places import SchedulerTotals
 from engine.plan_draft import PlanDraft
 from engine.restores import PendingLoad, Restore
@@ -18,8 +19,11 @@ from engine.tier_desk import TierDesk
 class RestorePlanner:
     """Owner of who is being restored by the plan under way."""
 
-    def __init__(self, blocks: BlockManager, totals: SchedulerTotals, tiers: TierDesk) -> None:
+    def __init__(
+        self, blocks: BlockManager, totals: SchedulerTotals, tiers: TierDesk, notes: Notes
+    ) -> None:
         self._blocks = blocks
+        self._notes = notes
         self._block_size = blocks.block_size
         self._totals = totals
         self._tiers = tiers
@@ -40,7 +44,7 @@ class RestorePlanner:
         if restore is None:
             return False
         if restore.is_done:
-            self._tiers.restored(sequence)
+            self._end(sequence)
             return False
         if not restore.pending:
             return False
@@ -104,7 +108,7 @@ class RestorePlanner:
         if sequence.num_computed_tokens // self._block_size > sequence.num_published_blocks:
             self._blocks.publish(sequence)
         if restore.is_done:
-            self._tiers.restored(sequence)
+            self._end(sequence)
 
     def _count(self, sequence: Sequence, restore: Restore, load: PendingLoad) -> None:
         """An image is in its block: tokens that were not found before count as cached."""
@@ -126,7 +130,23 @@ class RestorePlanner:
             self._tiers.report_difference(sequence, restore.check.image)
         restore.check = None
         if restore.is_done:
-            self._tiers.restored(sequence)
+            self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        """``sequence`` needs no image any more."""
+        self._tiers.restored(sequence)
+        restored = sequence.restored
+        if restored is None:
+            return
+        num_tokens_of: tuple[tuple[NoteKind, int], ...] = (
+            ("restored_host", restored.host),
+            ("restored_disk", restored.disk),
+            ("restored_peer", restored.peer),
+            ("restored_object_store", restored.object_store),
+        )
+        for kind, num_tokens in num_tokens_of:
+            if num_tokens > 0:
+                self._notes.add(sequence, kind, num_tokens)
 
     def _transfer(self, sequence: Sequence, load: PendingLoad) -> BlockTransfer:
         image = load.image

@@ -63,7 +63,7 @@ class Scheduler:
         self._restores: RestorePlanner | None = None
         self._stores: StorePlanner | None = None
         if tiers is not None:
-            self._restores = RestorePlanner(blocks, self.totals, tiers)
+            self._restores = RestorePlanner(blocks, self.totals, tiers, self._notes)
             self._stores = StorePlanner(blocks, self._running, self.limits, tiers)
         self._prompts = PromptPlanner(
             self._places, blocks, self._admission, self._demand, self._restores

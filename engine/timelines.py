@@ -18,7 +18,10 @@ MAX_EDGE_EVENTS = 32
 """Of the engine's events so many of the first and of the last are kept: long prompts have very many
 chunks."""
 MAX_AT_S = 1e9
-_GATEWAY_KINDS = frozenset({"received", "tokenized", "queued", "submitted"})
+_GATEWAY_KINDS = frozenset(
+    {"received", "tokenized", "queued", "submitted"} | {"source_host", "source_disk", "source_peer"}
+)
+_RESTORED = "restored_"
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +49,8 @@ class Timeline:
     """By all samples that ended."""
     num_ended: int = 0
     cached_tokens: int | None = None
+    restored_tokens: dict[str, int] = field(default_factory=dict)
+    """Of these, what came from outside of the accelerator, by where it lay."""
     taken_s: float | None = None
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -69,6 +74,8 @@ class Timeline:
             case "admitted" if self.admitted_s is None:
                 self.admitted_s = event.at_s
                 self.cached_tokens = event.value
+            case kind if kind.startswith(_RESTORED):
+                self.restored_tokens[kind.removeprefix(_RESTORED)] = event.value
             case "chunk":
                 self.num_chunks += 1
                 self.num_computed_tokens += event.value
@@ -93,6 +100,7 @@ class Timeline:
                 "num_prompt_tokens": self.num_prompt_tokens,
                 "num_resumed_tokens": self.num_resumed_tokens,
                 "cached_tokens": self.cached_tokens,
+                "restored_tokens": self.restored_tokens,
                 "num_generated_tokens": self.num_generated_tokens,
                 "num_chunks": self.num_chunks,
                 "num_preemptions": self.num_preemptions,

@@ -75,6 +75,20 @@ def test_an_evicted_prefix_comes_back_from_the_node() -> None:
     assert tiered.node.leases == {}
 
 
+def test_records_tell_how_much_of_a_prompt_was_restored() -> None:
+    tiered = make_tiered(num_blocks=20)
+    ask(tiered, "first")
+    evict_all(tiered)
+    tiered.engine.add(make_request("again", prompt(33), 1))
+    tiered.engine.poll_tiers()
+
+    events = []
+    while tiered.engine.has_work:
+        events += [note.event for note in tiered.engine.step().notes]
+
+    assert [e.value for e in events if e.kind == "restored_host"] == [32]
+
+
 def test_a_sequence_computes_nothing_in_the_plan_that_loads_for_it() -> None:
     tiered = make_tiered(num_blocks=20)
     ask(tiered, "first")

@@ -32,6 +32,7 @@ def test_tells_the_course_of_a_request_without_its_contents() -> None:
     for event in (
         TimelineEvent("taken", 0.1),
         TimelineEvent("admitted", 0.2, 2),
+        TimelineEvent("restored_disk", 0.25, 1),
         TimelineEvent("chunk", 0.3, 1),
         TimelineEvent("first_token", 0.4),
         TimelineEvent("last_token", 0.9, 5),
@@ -43,6 +44,7 @@ def test_tells_the_course_of_a_request_without_its_contents() -> None:
     course = json.loads(payload)
     assert course["is_finished"]
     assert (course["cached_tokens"], course["num_generated_tokens"]) == (2, 5)
+    assert course["restored_tokens"] == {"disk": 1}
     assert [event["kind"] for event in course["events"]][:2] == ["received", "taken"]
     assert b"77" not in payload
     assert "token_ids" not in course
