@@ -1,6 +1,7 @@
 """Leaving alone what failed: twice as long each time, until it works again.
 
-One log line for each pause, a count for the rest. Must not know what failed.
+One log line when it begins to fail and one when it works again, counts for the rest. Must not know
+what failed.
 """
 
 import logging
@@ -13,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Backoff:
-    """Of one peer or store. Owner: its tier."""
+    """Of one peer, one store, or one kind of work on a device. Owner: who uses it; one thread."""
 
     def __init__(
         self,
@@ -25,6 +26,8 @@ class Backoff:
         self.num_failures = 0
         self.num_spared = 0
         """Calls that did not ask, since it had failed shortly before."""
+        self.reason = ""
+        """Why it fails, for errors; empty while it works."""
         self._name = name
         self._min_s = min_s
         self._max_s = max_s
@@ -32,27 +35,42 @@ class Backoff:
         self._next_s = min_s
         self._until_s = clock()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether to try now."""
+        return self._clock() >= self._until_s
+
     def check(self) -> None:
         """Raises ``TierError`` during a pause."""
         if (pause_s := self._until_s - self._clock()) > 0:
             self.num_spared += 1
             raise TierError(f"{self._name} failed shortly before; next try in {pause_s:.1f} s")
 
-    def failed(self, reason: str) -> TierError:
+    def failed(self, why: str | OSError) -> TierError:
         """Begin a pause, if none is: of calls side by side that fail the first counts. Returns
         what to raise if nothing came of the call.
         """
         self.num_failures += 1
-        now_s = self._clock()
-        if now_s >= self._until_s:
-            logger.warning(
-                "%s: %s; prompts do without it for %g s", self._name, reason, self._next_s
-            )
-            self._until_s = now_s + self._next_s
+        was_working = not self.reason
+        self.reason = f"{self._name}: {_line(str(why))}"
+        if was_working:
+            logger.warning("%s; it is tried again from time to time", self.reason)
+        if self.is_open:
+            self._until_s = self._clock() + self._next_s
             self._next_s = min(2 * self._next_s, self._max_s)
-        return TierError(f"{self._name}: {reason}")
+        return TierError(self.reason)
 
     def succeeded(self) -> None:
-        """The next pause is short again; one that has begun goes on: what worked may be older."""
-        if self._clock() >= self._until_s:
+        """It works, and the next pause is short again; one that has begun goes on: what worked may
+        be older.
+        """
+        if self.is_open:
             self._next_s = self._min_s
+            if self.reason:
+                self.reason = ""
+                logger.warning("%s: works again", self._name)
+
+
+def _line(words: str) -> str:
+    """Strangers' words, on one line that shows no more than it says."""
+    return "".join(char if char.isprintable() else " " for char in words)

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cache_tiers.backoff import Backoff
 from cache_tiers.block_image import BlockImage, ImageLayout
 from cache_tiers.disk import requests
 from cache_tiers.disk.files import Files, is_aligned
-from cache_tiers.disk.health import Health
 from cache_tiers.disk.journal import Journal
 from cache_tiers.disk.progress import LONGEST_SILENCE_S, Progress
 from cache_tiers.disk.quarantine import Quarantine
@@ -55,15 +55,18 @@ class Folder:
         self._files = files
         self._journal = Journal(files)
         self._table = SegmentTable(max_bytes, segment_bytes, self._journal.add)
-        self._reading = Health(f"reading from {path}", clock)
-        self._writing = Health(f"storing in {path}", clock)
+        self._reading = Backoff(f"reading from {path}", clock=clock)
+        self._writing = Backoff(f"storing in {path}", clock=clock)
         self._quarantine = Quarantine(files, max_bytes, {})
         self._reads = Progress(clock)
         self._writes = Progress(clock)
         self._readers = IoThreads(_NUM_READERS, "disk-read")
         self._writers = IoThreads(_NUM_WRITERS, "disk-write")
         self._supply = SlotSupply(
-            files, self._table, self._writers, Health(f"making a segment file in {path}", clock)
+            files,
+            self._table,
+            self._writers,
+            Backoff(f"making a segment file in {path}", clock=clock),
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._rewriting = False
@@ -177,8 +180,8 @@ class Folder:
             places = await self._supply.take(layout, len(images))
             self._writes.step()
             self.counters.refused += len(images) - len(places)
-            if not places and self._supply.health.reason:
-                raise TierError(self._supply.health.reason)
+            if not places and self._supply.growing.reason:
+                raise TierError(self._supply.growing.reason)
             slots = enumerate(zip(places, images, strict=False))  # the first images have one
             moves = [Move(index, place, image) for index, (place, image) in slots]
             await self._write(moves, is_cancelled)

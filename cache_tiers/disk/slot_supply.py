@@ -7,9 +7,9 @@ import asyncio
 import logging
 from functools import partial
 
+from cache_tiers.backoff import Backoff
 from cache_tiers.block_image import ImageLayout
 from cache_tiers.disk.files import Files
-from cache_tiers.disk.health import Health
 from cache_tiers.disk.segment import Segment
 from cache_tiers.disk.segment_table import Place, SegmentTable
 from cache_tiers.disk.threads import IoThreads
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 class SlotSupply:
-    """``health`` is that of making segments: while it fails, free slots are still given out."""
+    """``growing`` is of making segments: while that fails, free slots are still given out."""
 
     def __init__(
-        self, files: Files, table: SegmentTable, threads: IoThreads, health: Health
+        self, files: Files, table: SegmentTable, threads: IoThreads, growing: Backoff
     ) -> None:
-        self.health = health
+        self.growing = growing
         self._files = files
         self._table = table
         self._threads = threads
@@ -31,13 +31,13 @@ class SlotSupply:
 
     def free_images(self, layout: ImageLayout) -> int:
         """How many more images there is room for, as far as is known."""
-        return self._table.free_images(layout, can_grow=self.health.is_open)
+        return self._table.free_images(layout, can_grow=self.growing.is_open)
 
     async def take(self, layout: ImageLayout, num: int) -> list[Place]:
         """Up to ``num`` slots, which the caller fills or gives back."""
         async with self._turn:
             places = self._table.take(layout, num)
-            while len(places) < num and self.health.is_open and await self._grow(layout):
+            while len(places) < num and self.growing.is_open and await self._grow(layout):
                 places += self._table.take(layout, num - len(places))
             return places
 
@@ -51,9 +51,9 @@ class SlotSupply:
             job = partial(self._files.preallocate, segment.name, segment.num_bytes)
             await self._threads.run_all([job])
         except OSError as error:
-            self.health.failed(error)
+            self.growing.failed(error)
             return False
-        self.health.succeeded()
+        self.growing.succeeded()
         self._table.create(segment)
         return True
 

@@ -49,10 +49,34 @@ def test_failures_side_by_side_make_one_pause_and_one_line(
     with caplog.at_level(logging.WARNING):
         errors = [str(backoff.failed("it is gone")) for _ in range(3)]
     assert errors == ["peer 10.0.0.1: it is gone"] * 3
-    assert caplog.messages == ["peer 10.0.0.1: it is gone; prompts do without it for 1 s"]
+    assert caplog.messages == ["peer 10.0.0.1: it is gone; it is tried again from time to time"]
     assert backoff.num_failures == 3
     assert pause_s(backoff, clock) == 1.0
     assert backoff.num_spared == 4
+
+
+def test_a_change_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    backoff = Backoff("a peer", clock=clock)
+    with caplog.at_level(logging.WARNING):
+        backoff.succeeded()
+        for why in ("gone", "slow", "gone"):
+            backoff.failed(why)
+            assert backoff.reason == f"a peer: {why}"
+            pause_s(backoff, clock)
+        backoff.succeeded()
+        backoff.succeeded()
+    assert backoff.reason == ""
+    assert caplog.messages == [
+        "a peer: gone; it is tried again from time to time",
+        "a peer: works again",
+    ]
+
+
+def test_what_strangers_say_stays_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    error = Backoff("a peer").failed("no\nERROR \x1b[31mall is lost")
+    assert str(error) == "a peer: no ERROR  [31mall is lost"
+    assert caplog.messages == [f"{error}; it is tried again from time to time"]
 
 
 def test_success_makes_the_next_pause_short_again() -> None:

@@ -298,6 +298,7 @@ async def test_nothing_more_is_asked_of_a_device_that_hangs(tmp_path: Path) -> N
 
     files.may_go.set()
     assert (await load, await store) == ([True], [True])
+    now_s[0] += 1
     assert await tier.load([blank(2)]) == [True]
     assert await tier.store([sealed(4)]) == [True]
     await tier.close()
