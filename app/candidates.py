@@ -10,6 +10,7 @@ from app.held_prefixes import HeldPrefixes
 from app.member import Member
 from app.queue import Job, Lane
 from app.routing.candidate import Candidate
+from app.routing.doubt import HitDoubt
 from app.routing.index import HeldKeys
 from app.routing.rates import RateBook
 
@@ -17,9 +18,11 @@ from app.routing.rates import RateBook
 class Candidates:
     """Makes them of what a fleet has learned."""
 
-    def __init__(self, prefixes: HeldPrefixes, rates: RateBook) -> None:
+    def __init__(self, prefixes: HeldPrefixes, rates: RateBook, pulls: HitDoubt) -> None:
+        """``pulls``: by who pulled, what became of it."""
         self._prefixes = prefixes
         self._rates = rates
+        self._pulls = pulls
 
     def waiting(
         self, member: Member, job: Job, held: HeldKeys, now_s: float, lane: Lane
@@ -52,6 +55,7 @@ class Candidates:
         num_queued_tokens: int,
     ) -> Candidate:
         card = member.client.card
+        has_tiers = card.node_cache is not None
         return Candidate(
             engine_id=member.engine_id,
             load=member.client.load,
@@ -62,7 +66,9 @@ class Candidates:
             num_unseen_tokens=member.num_unseen_tokens,
             num_queued_tokens=num_queued_tokens,
             max_num_seqs=card.max_num_seqs,
-            rates=self._rates.rates(member.engine_id),
+            rates=self._rates.rates(member.engine_id, has_tiers=has_tiers),
             hit_probability=self._prefixes.hit_probability(member.engine_id, now_s),
             age_s=member.view_age_s(now_s),
+            can_lend=has_tiers,
+            pull_probability=self._pulls.hit_probability(member.engine_id, now_s),
         )

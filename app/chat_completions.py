@@ -23,7 +23,7 @@ from app.requests.body import parse_json_object, read_body
 from app.requests.chat_request import ChatRequest, parse_chat_request
 from app.requests.sampling import sampling_params
 from app.requests.service_class import choose_class
-from app.requests.session import affinity_of, beginning_of
+from app.requests.session import Session, beginning_of, session_of
 from app.text.tokenization import ModelTokenizer, Prompt
 from engine.messages import Usage
 
@@ -45,16 +45,16 @@ class ChatCompletions:
             request.service_tier, scope["headers"], config.default_class
         )
         beginning = beginning_of(message.for_template() for message in request.messages)
-        affinity = affinity_of(request, scope["headers"], beginning)
+        session = session_of(request, scope["headers"], beginning)
         is_long = len(body) > config.tokenize_off_loop_chars
         await run_while_connected(
-            receive, partial(self._answer, request, affinity, record, send, is_long=is_long)
+            receive, partial(self._answer, request, session, record, send, is_long=is_long)
         )
 
     async def _answer(
         self,
         request: ChatRequest,
-        affinity: int | None,
+        session: Session,
         record: RequestRecord,
         send: Send,
         gone: Gone,
@@ -82,7 +82,7 @@ class ChatCompletions:
         )
         run = AnswerRun(
             record,
-            [PromptRun(asked, prompt, sampling, affinity)],
+            [PromptRun(asked, prompt, sampling, session)],
             options,
             _ChatShape(options, tokenizer, prompt),
             dispatcher=dispatcher,

@@ -31,7 +31,7 @@ from app.requests.border import invalid
 from app.requests.completion_request import CompletionRequest, parse_completion_request
 from app.requests.sampling import sampling_params
 from app.requests.service_class import choose_class
-from app.requests.session import affinity_of
+from app.requests.session import session_of
 from app.text.tokenization import ModelTokenizer, Prompt
 from engine.messages import ModelCard, Usage
 
@@ -172,7 +172,7 @@ def _prompt_run(
         ),
         prompt,
         sampling,
-        affinity_of(request, headers, prompt.index_keys[:1]),
+        session_of(request, headers, prompt.index_keys[:1]),
     )
 
 

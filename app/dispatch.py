@@ -250,12 +250,16 @@ class Dispatcher:
         job.num_open_samples = job.num_samples
         job.has_begun = False
         job.num_cached_tokens = None
+        job.restored = None
         job.loss = None
         job.new_token_ids = []
         member.begin(job)
-        self.fleet.count_send(member, job)
+        peer = self.fleet.count_send(member, job)
         age_s = max(0.0, now_s - job.arrived_s)
         job.timeline.append(TimelineEvent("submitted", age_s))
+        if (expected := job.expected_transfer) is not None:
+            kind = f"source_{expected.kind}"
+            job.timeline.append(TimelineEvent(kind, age_s, expected.num_tokens))
         request = EngineRequest(
             request_id=job.request_id,
             token_ids=job.prompt.token_ids,
@@ -268,13 +272,18 @@ class Dispatcher:
             age_s=age_s,
             num_generated_tokens=job.num_generated,
             timeline=list(job.timeline),
+            peer=peer,
+            session_kind=job.session_kind,
+            expected_return_s=job.expected_return_s,
         )
         member.client.submit(request, partial(self._on_delta, member, job))
 
     def _on_delta(self, member: Member, job: Job, delta: TokenDelta) -> None:
         if not job.has_begun:
             job.has_begun = True
-            job.num_cached_tokens = None if delta.usage is None else delta.usage.cached_tokens
+            if delta.usage is not None:
+                job.num_cached_tokens = delta.usage.cached_tokens
+                job.restored = delta.usage.restored
         if delta.finish_reason is not None:
             self._end_sample(member, job, delta)
         elif job.loss is None:

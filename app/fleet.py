@@ -19,9 +19,12 @@ from app.pools import Pool, Pools
 from app.queue import Job, WaitingQueue
 from app.routing.candidate import Candidate, Choice, Gateways, Policy, RouteRequest
 from app.routing.index import PrefixIndex
-from app.routing.policy import choose, ttft_s
+from app.routing.policy import choose, outlook
 from app.routing.rates import RateBook
 from app.routing.traffic import TrafficMeter
+from app.sources import Sources, expected_transfer
+from app.transfers import num_restored
+from cache_tiers.messages import PeerAddress
 from engine.messages import CacheEvents, CacheSnapshot
 
 DOUBT_PERIOD_S = 10.0
@@ -58,7 +61,8 @@ class Fleet:
         self._prefixes = HeldPrefixes(prefix_index_max_bytes)
         self._rates = RateBook()
         self._traffic = TrafficMeter()
-        self._candidates = Candidates(self._prefixes, self._rates)
+        self._sources = Sources(self._prefixes, self._rates)
+        self._candidates = Candidates(self._prefixes, self._rates, self._sources.pulls)
         self._rank = rank
         self._clock = clock
         self._policy = policy
@@ -116,6 +120,7 @@ class Fleet:
         """Forget the engine and its prefixes."""
         self._prefixes.forget(engine_id)
         self._rates.forget(engine_id)
+        self._sources.forget(engine_id)
         member = self._members.pop(engine_id, None)
         self.cells.set_connected(self._members)
         return member
@@ -142,23 +147,31 @@ class Fleet:
             member.asked_s = None
             member.client.request_snapshot()
 
-    def count_send(self, member: Member, job: Job) -> None:
-        """``job`` goes to ``member``: count its load and prefix before any event confirms them."""
+    def count_send(self, member: Member, job: Job) -> PeerAddress | None:
+        """``job`` goes to ``member``: count its load and prefix before any event confirms them.
+
+        Returns where it should pull the beginning of the prompt from, if from a peer.
+        """
         now_s = self._clock()
         member.count_submit(job)
-        held_keys = held_by(self._prefixes.match(job), member.engine_id)
+        matching = self._prefixes.match(job)
+        held_keys = held_by(matching, member.engine_id)
         candidate = self._candidates.submitted(member, job, held_keys, now_s)
+        lender = self._sources.lender(member, job, self._members.values(), matching, now_s)
         num_tokens = len(job.prompt.token_ids)
+        prefill, job.predicted_ttft_s = outlook(num_tokens, candidate, lender)
+        job.expected_transfer = expected_transfer(prefill)
+        num_found = candidate.num_cached_tokens + round(prefill.transfer_tokens)
+        num_found = min(num_found, num_tokens - 1)
         # Of what was generated before, the engine does not count what it finds.
-        job.predicted_cached_tokens = min(
-            candidate.num_cached_tokens, num_tokens - job.num_generated
-        )
-        job.predicted_ttft_s = ttft_s(num_tokens, candidate)
-        num_uncached_tokens = num_tokens - candidate.num_cached_tokens
+        job.predicted_cached_tokens = min(num_found, num_tokens - job.num_generated)
+        num_uncached_tokens = num_tokens - num_found
         member.count_unseen(job, num_uncached_tokens)
         self._traffic.record(now_s, num_uncached_tokens)
         member.unconfirmed[job.request_id] = Send(job, held_keys.accelerator)
         self._prefixes.count_send(member.engine_id, job)
+        peer = self._members.get(prefill.source.peer_id or "")
+        return None if peer is None else peer.client.card.node_cache
 
     def choose(self, job: Job, queue: WaitingQueue) -> Member | None:
         """Where ``job`` should go, if to any; to one that lost it only if there are no others."""
@@ -314,6 +327,8 @@ class Fleet:
         ]
         for send in done:
             del member.unconfirmed[send.job.request_id]
+            if send.job.num_cached_tokens is not None and send.job.engine_id == member.engine_id:
+                self._sources.learn(member, send.job, now_s)
             num_cached_blocks = _num_cached_blocks(member, send.job)
             is_wrong = self._prefixes.settle_send(member.engine_id, send, num_cached_blocks, now_s)
             is_due = member.doubted_s is None or now_s >= member.doubted_s + DOUBT_PERIOD_S
@@ -323,12 +338,13 @@ class Fleet:
 
 
 def _num_cached_blocks(member: Member, job: Job) -> int | None:
-    """Found by the engine in its cache; None if it did not look or has not said so. Of an answer
-    that goes on it says only what it found of the prompt.
+    """Found by the engine on its accelerator; None if it did not look or has not said so. Of an
+    answer that goes on it says only what it found of the prompt.
     """
     is_known = job.num_cached_tokens is not None and job.request_id in member.running
     if not is_known or job.num_generated or job.sampling.num_prompt_logprobs is not None:
         return None
     assert job.num_cached_tokens is not None
     # Of a prompt that is cached whole the last token is computed, and not counted: round up.
-    return -(-job.num_cached_tokens // member.client.card.block_size_tokens)
+    num_tokens = max(0, job.num_cached_tokens - num_restored(job.restored))
+    return -(-num_tokens // member.client.card.block_size_tokens)

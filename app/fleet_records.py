@@ -160,6 +160,7 @@ def _job_object(job: Job, now_s: float) -> Json:
         "num_attempts": job.num_attempts,
         "num_samples": job.num_samples,
         "num_prompt_tokens": len(job.prompt.token_ids),
+        "source": None if job.expected_transfer is None else job.expected_transfer.kind.value,
         "events": [{"kind": e.kind, "at_s": e.at_s, "value": e.value} for e in job.timeline],
     }
 

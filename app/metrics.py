@@ -35,6 +35,7 @@ _TOKENIZING_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
     *(2.5, 5.0),
 )
+_TRANSFER_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 
 _CLIENT_GONE_STATUS = 499
@@ -80,6 +81,7 @@ class Metrics:
         self._tokens.labels(model, "cached").inc(record.num_cached_tokens)
         self._tokens.labels(model, "completion").inc(record.num_completion_tokens)
         self._count_predictions(record, model)
+        self._count_transfers(record, model)
 
     def render(self, dispatchers: Mapping[str, Dispatcher]) -> bytes:
         """The text of ``/metrics``, with the gauges as they are now."""
@@ -157,6 +159,39 @@ class Metrics:
         self._actual_s = self._counter(
             "first_token_actual_seconds", "Sum of the times that the same requests then took."
         )
+        self._add_transfers()
+
+    def _add_transfers(self) -> None:
+        by_source = ["model_name", "source"]
+        self._restored = self._counter(
+            "restored_tokens",
+            "Cached prompt tokens that came from outside of the accelerator, by where they lay.",
+            ["model_name", "medium"],
+        )
+        self._missed_transfers = self._counter(
+            "transfers_missed", "Loads that the router expected and that did not come.", by_source
+        )
+        self._predicted_transfer = Histogram(
+            f"{_PREFIX}transfer_predicted_seconds",
+            "What the router expected of loads that came, from the source it expected.",
+            by_source,
+            buckets=_TRANSFER_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._actual_transfer = Histogram(
+            f"{_PREFIX}transfer_actual_seconds",
+            "What the same loads then took.",
+            by_source,
+            buckets=_TRANSFER_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._transfer_ratio = Histogram(
+            f"{_PREFIX}transfer_seconds_ratio",
+            "Actual over predicted seconds of the same loads.",
+            by_source,
+            buckets=_RATIO_BUCKETS,
+            registry=self._registry,
+        )
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(
@@ -175,6 +210,19 @@ class Metrics:
         if predicted.first_token_s > 0:
             ratio = actual.first_token_s / predicted.first_token_s
             self._ttft_ratio.labels(model).observe(ratio)
+
+    def _count_transfers(self, record: RequestRecord, model: str) -> None:
+        for medium, num_tokens in record.restored.items():
+            self._restored.labels(model, medium).inc(num_tokens)
+        for expected, actual in record.transfers:
+            labels = (model, expected.kind.value)
+            if actual is None or actual.kind is not expected.kind:
+                self._missed_transfers.labels(*labels).inc()
+                continue
+            self._predicted_transfer.labels(*labels).observe(expected.time_s)
+            self._actual_transfer.labels(*labels).observe(actual.time_s)
+            if expected.time_s > 0:
+                self._transfer_ratio.labels(*labels).observe(actual.time_s / expected.time_s)
 
 
 def _finished_reason(record: RequestRecord) -> str:

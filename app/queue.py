@@ -15,7 +15,14 @@ from typing import Protocol
 from app.errors import ApiError
 from app.pools import Pool
 from app.text.tokenization import Prompt
-from engine.messages import SamplingParams, ServiceClass, TimelineEvent, TokenDelta
+from app.transfers import ExpectedTransfer
+from engine.messages import (
+    RestoredTokens,
+    SamplingParams,
+    ServiceClass,
+    TimelineEvent,
+    TokenDelta,
+)
 
 
 class Answer(Protocol):
@@ -62,6 +69,9 @@ class Job:
     """Decided when it arrived."""
     affinity: int | None = None
     """As ``app.routing.candidate.RouteRequest`` has it."""
+    session_kind: str = ""
+    """For ``EngineRequest``, as the next one."""
+    expected_return_s: float | None = None
     queued_s: float = 0.0
     """When the wait began that it is in, or was in last."""
     submitted_s: float | None = None
@@ -87,8 +97,14 @@ class Job:
     """What happened to it in the gateway, for ``EngineRequest.timeline`` and ``/debug``."""
     num_cached_tokens: int | None = None
     """As the engine that runs it counted them; None before its first delta."""
+    restored: RestoredTokens | None = None
+    """Of these, what came from outside of its accelerator."""
     predicted_cached_tokens: int | None = None
-    """What the router expected of the prefix cache of the engine it was sent to last."""
+    """What the router expected the engine it was sent to last to find: in its prefix cache, and by
+    the transfer.
+    """
+    expected_transfer: ExpectedTransfer | None = None
+    """From the source that was chosen at that submission."""
     predicted_ttft_s: float | None = None
     """From that submission to the first token, as the router expected it."""
 

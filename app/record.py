@@ -3,14 +3,18 @@
 import secrets
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import orjson
 from starlette.types import Scope
 
-from engine.messages import ServiceClass
+from app.transfers import ExpectedTransfer, Transfer
+from engine.messages import RestoredTokens, ServiceClass
 
 _SCOPE_KEY = "headwater.request"
 
+RESTORED_MEDIA = ("host", "disk", "peer", "object_store")
+"""Fields of ``RestoredTokens``."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """A client may send any word as a method."""
@@ -21,9 +25,17 @@ class Outlook:
     """Of a request's prompts together, at the engines that answered them."""
 
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
+    """Prompt tokens found on the accelerator, and brought to it."""
     first_token_s: float = 0.0
     """From the submission to the first token."""
+
+
+class TransferOutcome(NamedTuple):
+    """Of a prompt whose beginning was to be loaded."""
+
+    expected: ExpectedTransfer
+    actual: Transfer | None
+    """None: nothing came."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +72,10 @@ class RequestRecord:
     """By the router. Only what the engines confirmed or refuted since: see ``actual``."""
     actual: Outlook = field(default_factory=Outlook)
     """Of the same prompts as ``predicted``."""
+    transfers: list[TransferOutcome] = field(default_factory=list)
+    """Of the prompts' last submissions."""
+    restored: dict[str, int] = field(default_factory=dict)
+    """By medium, prompt tokens that came from outside of the accelerators."""
     queue_wait_s: float | None = None
     ttft_s: float | None = None
     """A stream's when the socket had taken it, else when the engine's token came."""
@@ -106,12 +122,21 @@ class RequestRecord:
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.num_cached_tokens,
+            "restored_tokens": self.restored or None,
+            "source": ",".join(sorted({t.expected.kind for t in self.transfers})) or None,
             "predicted_cached_tokens": self.predicted.cached_tokens,
             "completion_tokens": self.num_completion_tokens,
         }
         return orjson.dumps(
             {key: value for key, value in line.items() if value is not None}
         ).decode()
+
+    def add_restored(self, restored: RestoredTokens) -> None:
+        """Of one prompt."""
+        for medium in RESTORED_MEDIA:
+            num_tokens: int = getattr(restored, medium)
+            if num_tokens > 0:
+                self.restored[medium] = self.restored.get(medium, 0) + num_tokens
 
 
 def create_record(scope: Scope) -> RequestRecord:

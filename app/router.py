@@ -13,7 +13,7 @@ from app.errors import ContextLengthError, WeightsReplacedError
 from app.member import Member
 from app.queue import Job
 from app.routing.candidate import Candidate, SourceKind
-from app.routing.policy import ttft_s
+from app.routing.policy import outlook
 
 MAX_ALTERNATIVES = 4
 
@@ -93,5 +93,5 @@ def _option(candidate: Candidate, num_tokens: int) -> RouteOption:
     return RouteOption(
         candidate.engine_id,
         min(candidate.num_cached_tokens, num_tokens),
-        ttft_s(num_tokens, candidate),
+        outlook(num_tokens, candidate).ttft_s,
     )

@@ -25,9 +25,11 @@ from app.client_watch import Gone
 from app.config import GatewayConfig
 from app.dispatch import Dispatcher
 from app.queue import Job
-from app.record import RequestRecord
+from app.record import RequestRecord, TransferOutcome
 from app.requests.answer_options import AnswerOptions
+from app.requests.session import Session, session_kind
 from app.text.tokenization import Prompt
+from app.transfers import transfer_of
 from engine.messages import SamplingParams, TimelineEvent, Usage
 
 _TIMEOUT_GRACE_S = 2.0
@@ -56,7 +58,7 @@ class PromptRun:
     asked: AskedPrompt
     prompt: Prompt
     sampling: SamplingParams
-    affinity: int | None = None
+    session: Session
 
 
 class AnswerRun:
@@ -100,7 +102,9 @@ class AnswerRun:
                 deadline_s=deadline_s,
                 num_samples=options.num_samples,
                 service_class=service_class,
-                affinity=run.affinity,
+                affinity=run.session.affinity,
+                session_kind=session_kind(service_class, run.session),
+                expected_return_s=run.session.expected_return_s,
                 timeline=_beginning(record, len(run.prompt.token_ids)),
             )
             for run, prompt_answer in zip(prompts, self._answer.prompts, strict=True)
@@ -200,12 +204,21 @@ class AnswerRun:
             if job.predicted_cached_tokens is not None and job.num_cached_tokens is not None:
                 record.predicted.cached_tokens += job.predicted_cached_tokens
                 record.actual.cached_tokens += job.num_cached_tokens
+            self._note_transfer(job)
             first_s, submitted_s = prompt.first_token_s, job.submitted_s
             if job.predicted_ttft_s is None or first_s is None or submitted_s is None:
                 continue
             if first_s >= submitted_s:  # else another engine's, which was lost
                 record.predicted.first_token_s += job.predicted_ttft_s
                 record.actual.first_token_s += first_s - submitted_s
+
+    def _note_transfer(self, job: Job) -> None:
+        expected, restored = job.expected_transfer, job.restored
+        if restored is not None:
+            self._record.add_restored(restored)
+        if expected is not None and job.num_cached_tokens is not None:
+            actual = None if restored is None else transfer_of(restored, expected)
+            self._record.transfers.append(TransferOutcome(expected, actual))
 
     def _span_s(self, prompt: PromptAnswer) -> float | None:
         if self._times is None:

@@ -135,6 +135,10 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     """That ``held`` is still true when the request gets there."""
     age_s: float = 0.0
     """Of ``load``: what other gateways sent since then is not in it."""
+    can_lend: bool = True
+    """Others can pull what it holds: its node has a cache."""
+    pull_probability: float = 1.0
+    """That it gets from a peer what is there."""
 
     @property
     def num_cached_tokens(self) -> int:
@@ -143,8 +147,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(NamedTuple):
-    """``POST /v1/route`` tells both. An engine that gets a request isn't told the source: it looks
-    for itself what it holds, and until there are tiers it could take it from nowhere else.
+    """``POST /v1/route`` tells both. An engine is told of a peer only: what it and its node hold it
+    finds by itself.
     """
 
     candidate: Candidate

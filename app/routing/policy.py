@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from app.routing.candidate import Candidate, Choice, Policy, RouteRequest
 from app.routing.cost import (
@@ -22,7 +22,13 @@ from app.routing.cost import (
     pace,
     time_to_first_token_s,
 )
-from app.routing.prefill import Holder, Prefill, cheapest_prefill, longest_holder
+from app.routing.prefill import (
+    Holder,
+    Prefill,
+    cheapest_prefill,
+    longest_holder,
+    longest_lender,
+)
 from app.routing.unseen import unseen_requests
 from engine.seeds import mix64
 
@@ -42,6 +48,7 @@ def choose(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
     usual_rate = usual_tokens_per_s(candidates)
     paces = [pace(candidate, usual_rate) for candidate in candidates]
     holder = longest_holder(candidates, request.rotation)
+    lender = longest_lender(candidates, request.rotation)
     unseen = unseen_requests(request.gateways, candidates)
     at_least = _lower_bounds(request.num_prompt_tokens, paces, holder)
     tolerance = 1.0 if request.current is None else 1.0 + STAY_RATIO
@@ -54,7 +61,7 @@ def choose(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
             continue
         candidate = candidates[index]
         prefill = cheapest_prefill(
-            request.num_prompt_tokens, candidate, paces[index].token_s, holder
+            request.num_prompt_tokens, candidate, paces[index].token_s, lender
         )
         prefills[index] = prefill
         cost = _cost_s(request, candidate, paces[index], prefill, unseen[index])
@@ -99,17 +106,25 @@ def cost_s(
     return _cost_s(request, candidate, its_pace, prefill, num_unseen)
 
 
-def ttft_s(
+class Outlook(NamedTuple):
+    """What to expect of a request on one replica."""
+
+    prefill: Prefill
+    ttft_s: float
+    """From submitting the request there to its first token."""
+
+
+def outlook(
     num_prompt_tokens: int,
     candidate: Candidate,
+    lender: Holder | None = None,
     usual_rate: float = UNKNOWN_PREFILL_TOKENS_PER_S,
-) -> float:
-    """Estimated seconds from submitting the request there to its first token, from what the
-    replica and its node hold.
-    """
+) -> Outlook:
+    """From what the replica and its node hold, and what ``lender`` does."""
     its_pace = pace(candidate, usual_rate)
-    prefill = cheapest_prefill(num_prompt_tokens, candidate, its_pace.token_s)
-    return time_to_first_token_s(candidate, its_pace, prefill, num_sharing(candidate))
+    prefill = cheapest_prefill(num_prompt_tokens, candidate, its_pace.token_s, lender)
+    time_s = time_to_first_token_s(candidate, its_pace, prefill, num_sharing(candidate))
+    return Outlook(prefill, time_s)
 
 
 def usual_tokens_per_s(candidates: Sequence[Candidate]) -> float:

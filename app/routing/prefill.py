@@ -17,6 +17,8 @@ class Prefill(msgspec.Struct, frozen=True, gc=False):
     source: Source
     transfer_s: float
     compute_s: float
+    transfer_tokens: float = 0.0
+    """As expected, from the source."""
 
 
 class Holder(NamedTuple):
@@ -40,17 +42,23 @@ def longest_holder(candidates: Sequence[Candidate], rotation: int) -> Holder | N
     return Holder(Source(SourceKind.PEER, candidates[index].engine_id), most)
 
 
+def longest_lender(candidates: Sequence[Candidate], rotation: int) -> Holder | None:
+    """The same among those from which others can pull."""
+    lenders = [candidate for candidate in candidates if candidate.can_lend]
+    return longest_holder(lenders, rotation) if lenders else None
+
+
 def cheapest_prefill(
-    num_prompt_tokens: int, candidate: Candidate, token_s: float, holder: Holder | None = None
+    num_prompt_tokens: int, candidate: Candidate, token_s: float, lender: Holder | None = None
 ) -> Prefill:
-    """Of all sources that the replica can load from, ``holder`` among them; of equal ones the
+    """Of all sources that the replica can load from, ``lender`` among them; of equal ones the
     nearest. ``token_s``: of each token that it computes.
     """
     rates, held, chance = candidate.rates, candidate.held, candidate.hit_probability
     near = chance * held.accelerator_tokens
     if near > num_prompt_tokens:
         near = num_prompt_tokens
-    source, transfer_s = LOCAL, 0.0
+    source, transfer_s, present = LOCAL, 0.0, near
     compute_s = _compute_s(num_prompt_tokens, near, rates, token_s)
     loaded, load_s = near, 0.0
     if rates.host_tokens_per_s > 0:
@@ -59,22 +67,23 @@ def cheapest_prefill(
             load_s, loaded = (reached - loaded) / rates.host_tokens_per_s, reached
             left_s = _compute_s(num_prompt_tokens, reached, rates, token_s)
             if load_s + left_s < transfer_s + compute_s:
-                source, transfer_s, compute_s = _HOST, load_s, left_s
+                source, transfer_s, compute_s, present = _HOST, load_s, left_s, reached
     if rates.disk_tokens_per_s > 0:
         reached = min(chance * held.disk_tokens, num_prompt_tokens)
         if reached > loaded:
             load_s += (reached - loaded) / rates.disk_tokens_per_s
             left_s = _compute_s(num_prompt_tokens, reached, rates, token_s)
             if load_s + left_s < transfer_s + compute_s:
-                source, transfer_s, compute_s = _DISK, load_s, left_s
-    if holder is not None and rates.peer_tokens_per_s > 0:
-        reached = min(holder.num_tokens, num_prompt_tokens)
-        if reached > near and holder.source.peer_id != candidate.engine_id:
+                source, transfer_s, compute_s, present = _DISK, load_s, left_s, reached
+    if lender is not None and rates.peer_tokens_per_s > 0:
+        reached = min(lender.num_tokens, num_prompt_tokens)
+        if reached > near and lender.source.peer_id != candidate.engine_id:
+            reached = near + candidate.pull_probability * (reached - near)
             load_s = (reached - near) / rates.peer_tokens_per_s
             left_s = _compute_s(num_prompt_tokens, reached, rates, token_s)
             if load_s + left_s < transfer_s + compute_s:
-                source, transfer_s, compute_s = holder.source, load_s, left_s
-    return Prefill(source, transfer_s, compute_s)
+                source, transfer_s, compute_s, present = lender.source, load_s, left_s, reached
+    return Prefill(source, transfer_s, compute_s, present - near)
 
 
 def _compute_s(

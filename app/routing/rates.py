@@ -4,7 +4,9 @@ requests or clocks.
 An engine fits its own steps (``engine.step_time``) and its load view says so: nobody else sees
 them one by one. What its tiers and the network give is fitted here, to the transfers that it
 reports. What a replica has not shown yet is taken from the others, so that a new one is neither
-avoided nor flooded.
+avoided nor flooded. A medium that nobody has shown is believed to give prefixes a few times as fast
+as they are computed, whatever the model: only what is tried is measured, and a node that finds it
+slower computes.
 """
 
 from collections.abc import Iterable
@@ -15,6 +17,11 @@ from app.routing.transfer_rate import TransferRate
 from engine.messages import LoadView
 
 _MEDIA = (SourceKind.HOST, SourceKind.DISK, SourceKind.PEER)
+_PRIOR_TIMES_COMPUTED = (8.0, 4.0, 4.0)
+"""How much faster than computing each is until one is measured: the least that tiers are built for.
+"""
+_UNKNOWN_PREFILL_TOKENS_PER_S = 1000.0
+_NO_TRANSFERS = (0.0, 0.0, 0.0)
 
 
 class RateBook:
@@ -32,15 +39,18 @@ class RateBook:
     def __len__(self) -> int:
         return len(self._own)
 
-    def rates(self, engine_id: str) -> ReplicaRates:
-        """What is unknown of it is what the others have on average, 0 if nobody knows."""
+    def rates(self, engine_id: str, *, has_tiers: bool = False) -> ReplicaRates:
+        """What is unknown of it is what the others have on average; of computing 0 if nobody knows.
+        Without tiers it loads from nowhere.
+        """
         if self._usual is None:
             self._usual = _means(self._own.values())
             self._filled.clear()
         filled = self._filled.get(engine_id)
         if filled is None:
             own = self._own.get(engine_id, NO_RATES)
-            filled = self._filled[engine_id] = _filled(own, self._usual)
+            filled = _filled(own, self._usual, has_tiers=has_tiers)
+            self._filled[engine_id] = filled
         return filled
 
     def see_load(self, engine_id: str, load: LoadView) -> None:
@@ -80,14 +90,15 @@ def _transfer_rates(rates: ReplicaRates) -> tuple[float, float, float]:
     return rates.host_tokens_per_s, rates.disk_tokens_per_s, rates.peer_tokens_per_s
 
 
-def _filled(own: ReplicaRates, usual: ReplicaRates) -> ReplicaRates:
+def _filled(own: ReplicaRates, usual: ReplicaRates, *, has_tiers: bool) -> ReplicaRates:
     prefill = own if own.prefill_token_s else usual
-    return ReplicaRates(
-        prefill.prefill_base_s,
-        prefill.prefill_token_s,
-        prefill.prefill_attended_s,
-        *(a or b for a, b in zip(_transfer_rates(own), _transfer_rates(usual), strict=True)),
-    )
+    token_s = prefill.prefill_token_s
+    fitted = (prefill.prefill_base_s, token_s, prefill.prefill_attended_s)
+    if not has_tiers:
+        return ReplicaRates(*fitted, *_NO_TRANSFERS)
+    computed_per_s = 1 / token_s if token_s else _UNKNOWN_PREFILL_TOKENS_PER_S
+    known = zip(_transfer_rates(own), _transfer_rates(usual), _PRIOR_TIMES_COMPUTED, strict=True)
+    return ReplicaRates(*fitted, *(a or b or times * computed_per_s for a, b, times in known))
 
 
 def _means(known: Iterable[ReplicaRates]) -> ReplicaRates:

@@ -6,12 +6,22 @@ import logging
 import re
 import time
 
+import msgspec
 import pytest
 
-from engine.messages import FinishReason
+from cache_tiers.messages import PeerAddress
+from engine.messages import (
+    CacheSnapshot,
+    FinishReason,
+    LoadView,
+    Medium,
+    RestoredTokens,
+    TokenDelta,
+    Usage,
+)
 from tests.unit.app.answers.test_streaming import RawClient, request_id_at
 from tests.unit.app.conftest import Edge, MakeEdge
-from tests.unit.app.fakes import FakeEngine, until
+from tests.unit.app.fakes import FakeEngine, make_card, until
 
 MODEL = 'model_name="m"'
 
@@ -208,6 +218,40 @@ async def test_the_log_line_tells_class_prediction_attempts_and_tokenizing(
     assert line["predicted_cached_tokens"] == 0
     assert (line["attempts"], line["retries"]) == (1, 0)
     assert line["tokenizing_ms"] >= 0
+
+
+async def test_what_was_loaded_stands_beside_what_was_expected(
+    make_edge: MakeEdge, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="headwater.request")
+    card = msgspec.structs.replace(make_card(), node_cache=PeerAddress("a", 7000, b"secret"))
+    engine = FakeEngine(card=card)
+    edge = await make_edge(engine)
+    first = asyncio.create_task(edge.complete("x" * 400))
+    keys = engine.requests[await request_id_at(engine)].block_keys[7::8]
+    engine.say(await request_id_at(engine), "a", FinishReason.STOP)
+    await first
+    edge.gateway.dispatchers["m"].on_snapshot(engine, CacheSnapshot(0, keys, medium=Medium.HOST))
+    engine.step(LoadView(prefill_base_s=0.01, prefill_token_s=0.001))
+    outcomes = [(392, RestoredTokens(host=392, seconds=0.147)), (0, None)]
+    for number, (cached_tokens, restored) in enumerate(outcomes, start=1):
+        asked = asyncio.create_task(edge.complete("x" * 400))
+        request_id = await request_id_at(engine, number)
+        usage = Usage(400, cached_tokens, 1, restored=restored)
+        engine.send(TokenDelta(request_id, [5], FinishReason.STOP, usage))
+        await asked
+        engine.step(engine.load)
+    by_source = f'{MODEL},source="host"'
+    assert value(edge, f'restored_tokens_total{{medium="host",{MODEL}}}') == 392
+    assert value(edge, f"transfers_missed_total{{{by_source}}}") == 1
+    assert value(edge, f"transfer_actual_seconds_sum{{{by_source}}}") == pytest.approx(0.147)
+    predicted_s = value(edge, f"transfer_predicted_seconds_sum{{{by_source}}}")
+    assert predicted_s == pytest.approx(392 / 8000, rel=0.05), "8 times as fast as computed"
+    ratio = value(edge, f"transfer_seconds_ratio_sum{{{by_source}}}")
+    assert ratio == pytest.approx(0.147 / predicted_s)
+    lines = [json.loads(r.getMessage()) for r in caplog.records if r.name == "headwater.request"]
+    assert [line.get("source") for line in lines] == [None, "host", "host"]
+    assert [line.get("restored_tokens") for line in lines] == [None, {"host": 392}, None]
 
 
 @pytest.mark.parametrize("step_s", [-3600.0, 3600.0])

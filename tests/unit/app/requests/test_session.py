@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.requests.completion_request import parse_completion_request
-from app.requests.session import SESSION_HEADER, affinity_of, beginning_of
+from app.requests.session import RETURN_HEADER, SESSION_HEADER, affinity_of, beginning_of
 from engine.messages import FinishReason
 from tests.unit.app.conftest import MakeEdge
 from tests.unit.app.fakes import FakeEngine, until
@@ -81,3 +81,48 @@ async def test_the_jobs_of_a_request_carry_it(
     for request_id in engine.requests:
         engine.say(request_id, "ok", FinishReason.STOP)
     assert (await asking).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "kind"),
+    [
+        ({}, {}, "standard"),
+        ({"x-headwater-session": "s"}, {}, "standard/named"),
+        ({"x-headwater-class": "batch"}, {"prompt_cache_key": "k"}, "batch/named"),
+    ],
+)
+async def test_the_engine_is_told_what_kind_of_session_it_is_and_when_it_goes_on(
+    make_edge: MakeEdge, headers: dict[str, str], fields: dict[str, Any], kind: str
+) -> None:
+    engine = FakeEngine(reply="ok")
+    edge = await make_edge(engine)
+    for return_s, expected_s in (({}, None), ({RETURN_HEADER: "12.5"}, 12.5)):
+        answer = await edge.http.post(
+            "/v1/completions",
+            json={"model": "m", "prompt": "Hi"} | fields,
+            headers=headers | return_s,
+        )
+        assert answer.status_code == 200
+        request = list(engine.requests.values())[-1]
+        assert (request.session_kind, request.expected_return_s) == (kind, expected_s)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "86401", "nan", "inf", "soon", ""])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+    ],
+)
+async def test_a_return_time_that_is_none_is_refused(
+    make_edge: MakeEdge, path: str, fields: dict[str, Any], value: str
+) -> None:
+    edge = await make_edge(FakeEngine(reply="ok"))
+    answer = await edge.http.post(
+        path, json={"model": "m"} | fields, headers={RETURN_HEADER: value}
+    )
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == RETURN_HEADER
+    assert "above 0 and at most 86400" in error["message"]

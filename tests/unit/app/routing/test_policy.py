@@ -23,8 +23,8 @@ from app.routing.policy import (
     TIE_S,
     choose,
     cost_s,
+    outlook,
     power_of_two,
-    ttft_s,
     usual_tokens_per_s,
 )
 from engine.messages import LoadView
@@ -87,8 +87,8 @@ def test_a_view_that_is_older_than_the_last_submits_hides_none_of_them() -> None
 def test_an_engine_that_says_it_needs_for_ever_attracts_nobody() -> None:
     slow = candidate("slow", loaded(prefill_tokens_per_s=5e-324))
     assert choose(RouteRequest(100), [slow, candidate("free")]).candidate.engine_id == "free"
-    assert math.isfinite(ttft_s(100, slow))
-    assert math.isfinite(ttft_s(100, candidate(), usual_rate=5e-324))
+    assert math.isfinite(outlook(100, slow).ttft_s)
+    assert math.isfinite(outlook(100, candidate(), usual_rate=5e-324).ttft_s)
 
 
 def test_full_memory_repels() -> None:
@@ -191,9 +191,9 @@ def test_what_an_engine_expects_to_find_cached_is_not_discounted_again() -> None
         num_prompt_tokens=1000,
         num_cached_prompt_tokens=500,
     )
-    assert ttft_s(100, candidate("a", waiting)) == pytest.approx(0.02 + 4.1)
+    assert outlook(100, candidate("a", waiting)).ttft_s == pytest.approx(0.02 + 4.1)
     queued = candidate("a", waiting, num_queued_tokens=1000)
-    assert ttft_s(100, queued) == pytest.approx(0.02 + 4.1 + 0.5), "nobody looked for these"
+    assert outlook(100, queued).ttft_s == pytest.approx(0.02 + 4.1 + 0.5), "nobody looked for these"
 
 
 def test_a_queue_takes_the_steps_that_it_fills() -> None:
@@ -203,13 +203,13 @@ def test_a_queue_takes_the_steps_that_it_fills() -> None:
             pending_prefill_tokens=9000, num_running=1, decode_step_s=step_s, full_step_tokens=1000
         )
         fitted = candidate("a", load, rates=ReplicaRates(prefill_token_s=token_s))
-        assert ttft_s(1000, fitted) == pytest.approx(step_s + 10 * 1.02)
+        assert outlook(1000, fitted).ttft_s == pytest.approx(step_s + 10 * 1.02)
 
 
 def test_a_replica_without_a_fit_is_taken_for_a_usual_one() -> None:
     rates = ReplicaRates(prefill_base_s=0.03, prefill_token_s=1e-3)
     new = candidate("new", LoadView(full_step_tokens=1000), rates=rates)
-    assert ttft_s(1000, new) == pytest.approx(0.03 + 1.03)
+    assert outlook(1000, new).ttft_s == pytest.approx(0.03 + 1.03)
 
 
 def test_the_more_decode_the_less_a_long_prompt_is_welcome() -> None:
@@ -220,9 +220,9 @@ def test_the_more_decode_the_less_a_long_prompt_is_welcome() -> None:
 
 
 def test_a_first_token_takes_a_step_beside_its_tokens() -> None:
-    assert ttft_s(1, candidate("idle")) == pytest.approx(0.021)
+    assert outlook(1, candidate("idle")).ttft_s == pytest.approx(0.021)
     decoding = loaded(num_running=1, decode_step_s=0.03)
-    assert ttft_s(1, candidate("busy", decoding)) == pytest.approx(0.031)
+    assert outlook(1, candidate("busy", decoding)).ttft_s == pytest.approx(0.031)
 
 
 def test_a_prefix_is_pulled_once_the_queue_at_its_holder_costs_more() -> None:

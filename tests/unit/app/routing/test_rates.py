@@ -28,19 +28,36 @@ def test_a_new_replica_is_taken_for_a_usual_one() -> None:
     book.see_load("a", fitted(0.02, 1e-4))
     book.see_load("b", fitted(0.04, 3e-4))
     book.record_transfer("b", SourceKind.PEER, 1000, 0.1)
-    usual = book.rates("new")
+    usual = book.rates("new", has_tiers=True)
     assert (usual.prefill_base_s, usual.prefill_token_s) == pytest.approx((0.03, 2e-4))
     assert usual.peer_tokens_per_s == pytest.approx(10_000)
     book.see_load("new", fitted(0.01, 1e-5))
-    assert book.rates("new").prefill_token_s == 1e-5
-    assert book.rates("new").peer_tokens_per_s == pytest.approx(10_000)
+    own = book.rates("new", has_tiers=True)
+    assert own.prefill_token_s == 1e-5
+    assert own.peer_tokens_per_s == pytest.approx(10_000)
+
+
+def test_a_medium_that_nobody_has_measured_is_tried() -> None:
+    book = RateBook()
+    book.see_load("a", fitted(0.02, 1e-4))
+    rates = book.rates("a", has_tiers=True)
+    speeds = (rates.host_tokens_per_s, rates.disk_tokens_per_s, rates.peer_tokens_per_s)
+    assert speeds == pytest.approx((80_000, 40_000, 40_000)), "a few times as fast as computing"
+    book.record_transfer("a", SourceKind.DISK, 1000, 0.1)
+    assert book.rates("a", has_tiers=True).disk_tokens_per_s == pytest.approx(10_000)
+
+
+def test_a_replica_without_tiers_loads_from_nowhere() -> None:
+    book = RateBook()
+    book.record_transfer("a", SourceKind.HOST, 1000, 0.1)
+    assert book.rates("new") == NO_RATES
 
 
 def test_each_medium_is_learned_by_itself() -> None:
     book = RateBook()
     for kind, speed in ((SourceKind.HOST, 1e6), (SourceKind.DISK, 1e5), (SourceKind.PEER, 1e4)):
         book.record_transfer("a", kind, 1000, 1000 / speed)
-    rates = book.rates("a")
+    rates = book.rates("a", has_tiers=True)
     speeds = (rates.host_tokens_per_s, rates.disk_tokens_per_s, rates.peer_tokens_per_s)
     assert speeds == pytest.approx((1e6, 1e5, 1e4))
 
