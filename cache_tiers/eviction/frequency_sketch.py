@@ -14,10 +14,8 @@ _MULTIPLIERS = np.array(_FACTORS, np.uint64)
 _MASK = (1 << 64) - 1
 _COUNTERS_PER_KEY = 2
 """In each row: most keys that pass by are never held."""
-_USES_PER_COUNTER = 1
-"""Before all are halved. The usual 10 let keys that were used once, of which there are most, add up
-under the others.
-"""
+_USES_PER_COUNTER = 10
+"""Before all are halved; the paper's."""
 _MAX_COUNT = 255
 
 

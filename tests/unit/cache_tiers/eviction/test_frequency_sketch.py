@@ -22,7 +22,7 @@ def test_forgets_what_was_long_ago() -> None:
     for _ in range(40):
         sketch.add([old])
     assert sketch.estimate(old) == 40
-    for _ in range(10):
+    for _ in range(50):
         sketch.add([os.urandom(16) for _ in range(64)])
     assert sketch.estimate(old) < 20
 
