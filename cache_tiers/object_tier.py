@@ -172,7 +172,8 @@ class ObjectTier:
             image.layout, self._scratch(image.layout.image_bytes), image.key, image.num_tokens
         )
         try:
-            is_there = self._bucket.get(_name(image.layout, image.key), copy.memory)
+            name = _name(image.layout, image.key)
+            is_there = self._bucket.get(name, copy.memory, batch.is_open)
         except WrongSizeError:
             return Outcome.UNSOUND
         if not is_there:

@@ -48,6 +48,10 @@ class Batch:
                 if is_ours:
                     self.outcomes[index] = outcome
 
+    def is_open(self) -> bool:
+        """Whether anybody waits still; it may end at any moment."""
+        return self._is_open
+
     @contextmanager
     def memory(self) -> Iterator[bool]:
         """Whether images may be touched; it stays so within the context. Be quick there."""

@@ -5,7 +5,7 @@ calls belong in threads; the client takes many at a time. Must not know images.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,8 @@ _REMEDIES = {
     429: "it asks for fewer requests",
     503: "it asks for fewer requests",
 }
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 18
+"""Between two of them a reader looks whether anybody waits still."""
 
 
 class BucketFailed(TierError):
@@ -31,8 +32,8 @@ class WrongSizeError(Exception):
     """An object does not have the size that it should have."""
 
 
-class _NoSuchObject(Exception):
-    pass
+class _NoSuchObject(BucketFailed):
+    """Of a store that was asked to take one: it can't be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,9 @@ class Bucket:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._client = client
 
-    def get(self, name: str, memory: memoryview) -> bool:
-        """Fill ``memory`` with an object of its size; False if there is no such object.
+    def get(self, name: str, memory: memoryview, is_wanted: Callable[[], bool]) -> bool:
+        """Fill ``memory`` with an object of its size; False if there is no such object. A slow one
+        is given up once it is not wanted any more.
 
         Raises ``WrongSizeError``, ``BucketFailed``.
         """
@@ -68,9 +70,11 @@ class Bucket:
             with self._faults():
                 response = self._client.get_object(**self._place(name))
                 with closing(response["Body"]) as body:
+                    if "ContentLength" not in response:
+                        raise BucketFailed("an answer does not say how long it is")
                     if response["ContentLength"] != len(memory):
                         raise WrongSizeError
-                    _read(body, memory)
+                    _read(body, memory, is_wanted)
         except _NoSuchObject:
             return False
         return True
@@ -97,27 +101,29 @@ class Bucket:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        from botocore.exceptions import BotoCoreError, ClientError
-        from botocore.parsers import ResponseParserError
-        from urllib3.exceptions import HTTPError
+        from botocore.exceptions import ClientError
 
         try:
             yield
+        except (BucketFailed, WrongSizeError):
+            raise
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             code = error.response.get("Error", {}).get("Code", "")
             if status == 404 and code != "NoSuchBucket":
-                raise _NoSuchObject from error
+                raise _NoSuchObject(f"{_line(error)} (check AWS_ENDPOINT_URL)") from error
             remedy = _REMEDIES.get(status, "check AWS_ENDPOINT_URL, region and credentials")
             raise BucketFailed(f"{_line(error)} ({remedy})") from error
-        except (BotoCoreError, ResponseParserError, HTTPError, OSError) as error:
+        except Exception as error:  # boto3 lets out whatever an answer's headers trip it over
             raise BucketFailed(
                 f"{_line(error)} (check the network, AWS_ENDPOINT_URL, region and credentials)"
             ) from error
 
 
-def _read(body: Any, memory: memoryview) -> None:
+def _read(body: Any, memory: memoryview, is_wanted: Callable[[], bool]) -> None:
     while memory:
+        if not is_wanted():
+            raise BucketFailed("it was too slow")
         num_read = body.readinto(memory[:_PIECE_BYTES])
         if num_read == 0:
             raise BucketFailed("an answer ended too early")

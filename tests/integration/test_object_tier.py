@@ -136,6 +136,16 @@ def refuse_in_garbage(handler: BaseHTTPRequestHandler) -> None:
     reply(handler, 400, b"<<<\x00 no xml & never will be")
 
 
+def answer_in(head: bytes) -> Respond:
+    """A head that boto3's parsers don't expect."""
+
+    def respond(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 " + head + b"\r\n\r\n" + bytes(LAYOUT.image_bytes))
+        handler.close_connection = True
+
+    return respond
+
+
 def stall(handler: BaseHTTPRequestHandler) -> None:
     with suppress(OSError):
         handler.connection.recv(1)  # until the client gives up
@@ -173,6 +183,10 @@ async def check_fails(words: str, caplog: pytest.LogCaptureFixture) -> None:
         (break_off, "check the network"),
         (speak_garbage, "check the network"),
         (refuse_in_garbage, "check"),
+        (answer_in(b"200 OK"), "does not say how long"),
+        (answer_in(b"200 OK\r\nContent-Length: many"), "many.*check the network"),
+        (answer_in(b"200 OK\r\nLast-Modified: never"), "never.*check the network"),
+        (answer_in(b"301 Moved\r\nContent-Length: 0"), "check"),
         (stall, "not done within|Read timeout"),
         (stall_within, "not done within|Read timeout"),
     ],

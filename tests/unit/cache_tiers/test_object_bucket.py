@@ -11,7 +11,7 @@ from tests.unit.cache_tiers.object_fakes import FakeClient, refusal
 
 def fetched(bucket: Bucket, name: str, num_bytes: int) -> bytes | None:
     memory = memoryview(bytearray(num_bytes))
-    return bytes(memory) if bucket.get(name, memory) else None
+    return bytes(memory) if bucket.get(name, memory, lambda: True) else None
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,32 @@ def test_an_answer_that_ends_too_early_is_a_failure() -> None:
         fetched(Bucket("s3://bucket", Short()), "a", 7)
 
 
+def test_an_answer_without_a_length_is_a_failure() -> None:
+    class Silent(FakeClient):
+        def get_object(self, **names: str) -> dict[str, Any]:
+            return {"Body": io.BytesIO(b"content")}
+
+    with pytest.raises(BucketFailed, match="how long"):
+        fetched(Bucket("s3://bucket", Silent()), "a", 7)
+
+
+def test_what_nobody_wants_any_more_is_not_read_to_the_end() -> None:
+    memory = memoryview(bytearray(1 << 20))
+    bucket = Bucket("s3://bucket", FakeClient())
+    bucket.put("a", b"x" * len(memory))
+    is_wanted = iter((True, True, False))
+    with pytest.raises(BucketFailed, match="too slow"):
+        bucket.get("a", memory, lambda: next(is_wanted))
+    assert 0 < bytes(memory).count(b"x") < len(memory)
+
+
+def test_a_store_that_knows_no_such_object_when_it_is_given_one_has_failed() -> None:
+    client = FakeClient()
+    client.error = refusal(404, "NoSuchKey")
+    with pytest.raises(BucketFailed, match="NoSuchKey"):
+        Bucket("s3://bucket", client).put("a", b"content")
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -60,6 +86,8 @@ def test_an_answer_that_ends_too_early_is_a_failure() -> None:
         (NoCredentialsError(), "locate credentials.*check the network"),
         (ConnectTimeoutError(endpoint_url="http://x"), "timeout.*check the network"),
         (OSError("no\nroute"), "no route"),
+        (ValueError("Invalid timestamp"), "Invalid timestamp.*check the network"),
+        (RecursionError("a redirection to itself"), "itself.*check the network"),
     ],
 )
 def test_a_fault_becomes_one_line_with_a_remedy(error: Exception, words: str) -> None:
