@@ -17,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from cache_tiers.backoff import Backoff
 from cache_tiers.block_image import BlockImage
 from cache_tiers.keys import BlockKey
 from cache_tiers.messages import PeerAddress
@@ -60,6 +61,8 @@ class PeerServer:
     def __init__(
         self, lender: Lender, host: str, secret: bytes, limits: PeerLimits | None = None
     ) -> None:
+        """Raises ``ValueError`` if the secret is too short for a handshake."""
+        Handshake(Role.SERVER, secret)
         self._lender = lender
         self._host = host
         self._secret = secret
@@ -107,14 +110,17 @@ class PeerServer:
     async def _accept(self) -> None:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
+        pause_s = self._limits.accept_pause_s
+        accepting = Backoff(f"accepting peers on {self._host}", pause_s, pause_s)
         while True:
             try:
                 sock, _ = await loop.sock_accept(self._socket)
                 stream = Stream(sock, self._executor)
             except OSError as error:  # too many open files, or a client that is gone already
-                logger.warning("cannot accept peers: %s; next try in 1 s", error)
-                await asyncio.sleep(1.0)
+                accepting.failed(error)
+                await asyncio.sleep(pause_s)
                 continue
+            accepting.succeeded()
             if len(self._connections) >= self._limits.max_connections:
                 self._refuse()
                 stream.close()

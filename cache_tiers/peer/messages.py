@@ -2,7 +2,8 @@
 
 After the handshake of ``wire`` the client sends a ``Request`` as a frame and gets an ``Answer`` as
 a frame; right behind that come the images that were found, whole, in the request's order, and
-nothing between them. Then the next request. Must not know sockets.
+nothing between them. Then the next request. Unknown fields are errors: the handshake has a version,
+and to skip them would be to follow nested ones as deep as they go. Must not know sockets.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class PeerClosed(PeerFailed):
     """It closed the connection, which between two requests is its right."""
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Images that another node wants."""
 
     fingerprint: bytes
@@ -40,7 +41,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """Otherwise only the answer comes."""
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """To a ``Request``."""
 
     image_bytes: int
@@ -66,6 +67,8 @@ class PeerLimits:
     """A client closes a connection that it did not use for so long."""
     max_connections: int = 64
     """That a server keeps; those beyond are closed at once."""
+    accept_pause_s: float = 1.0
+    """A server that could not accept a connection tries again after so long."""
     max_silence_s: float = 60.0
     """A server closes a connection without a request for so long."""
     max_answer_s: float = 10.0

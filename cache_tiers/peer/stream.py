@@ -42,7 +42,7 @@ class Stream:
         """Raises ``PeerFailed``."""
         try:
             await self._loop.sock_connect(self._socket, (host, port))
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:  # the latter: such an address is none
             raise PeerFailed(f"cannot connect: {error}") from error
 
     async def shake_hands(self, handshake: Handshake) -> None:
@@ -122,7 +122,10 @@ class Stream:
     async def _in_thread(self, function: Callable[[], _Result]) -> _Result:
         """Run a function that blocks on the socket; however this ends, the function has ended."""
         self._socket.setblocking(True)
-        future = self._loop.run_in_executor(self._executor, function)
+        try:
+            future = self._loop.run_in_executor(self._executor, function)
+        except RuntimeError as error:  # shut down, while what the peer said was still in a buffer
+            raise PeerFailed("this side has closed") from error
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:

@@ -72,7 +72,10 @@ class Streams:
 
     def _make(self) -> Stream:
         family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
-        return Stream(socket.socket(family, socket.SOCK_STREAM), self._executor)
+        try:
+            return Stream(socket.socket(family, socket.SOCK_STREAM), self._executor)
+        except OSError as error:  # too many open files
+            raise PeerFailed(f"cannot connect: {error}") from error
 
     async def _dial(self, stream: Stream) -> None:
         try:

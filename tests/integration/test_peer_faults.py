@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import os
 import random
+import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -75,6 +78,14 @@ async def answer_for_others(stream: Stream, request: Request) -> None:
     await stream.send_frame(msgspec.msgpack.encode(Answer(request.image_bytes, [True])))
 
 
+async def answer_in_depth(stream: Stream, request: Request) -> None:
+    """In more levels than a parser can follow."""
+    answer = [request.image_bytes, [True] * len(request.keys)]
+    await stream.send_frame(
+        b"\x93" + b"".join(map(msgspec.msgpack.encode, answer)) + b"\x91" * 50_000 + b"\x90"
+    )
+
+
 async def hang_up(stream: Stream, request: Request) -> None:
     stream.interrupt()
 
@@ -93,6 +104,7 @@ async def drip(stream: Stream, request: Request) -> None:
         (stall, "not done within"),
         (drip, "not done within"),
         (answer_garbage, "its answer is none"),
+        (answer_in_depth, "its answer is none"),
         (announce_too_much, "announced a frame"),
         (answer_another_size, "asked for 8 images"),
         (answer_for_others, "answers for 1 of"),
@@ -151,6 +163,48 @@ async def test_a_port_where_nobody_listens_is_a_failure(caplog: pytest.LogCaptur
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     await check_fails(PeerAddress("127.0.0.1", port, SECRET), caplog, "cannot connect")
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("127.0.0.1", 1 << 16), ("a\0b", 1), ("x" * 64, 1), ("", 1)]
+)
+async def test_an_address_that_is_none_is_a_failure(
+    host: str, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    await check_fails(PeerAddress(host, port, SECRET), caplog, "cannot connect")
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process can open none."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_too_many_open_files_are_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    with no_more_files():
+        await check_fails(PeerAddress("127.0.0.1", 9, SECRET), caplog, "Too many open files")
+
+
+async def test_a_server_that_cannot_accept_says_so_once_and_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(Shelf(), PeerLimits(accept_pause_s=0.01)) as server:
+        with socket.socket() as client:
+            with no_more_files():
+                client.connect((server.address.host, server.address.port))
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
+        tier = PeerTier(server.address, QUICK)
+        assert await tier.load(blank_images([1])) == [True]
+        await tier.close()
+    assert [line.partition(": ")[2][:9] for line in caplog.messages] == ["[Errno 24", "works aga"]
 
 
 async def test_what_came_before_a_death_is_kept(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cache_tiers.peer.messages import MAX_KEYS, Answer, PeerFailed, PeerLimits, Request
 from cache_tiers.peer.stream import Stream
+from cache_tiers.peer_server import PeerServer
 from cache_tiers.peer_tier import PeerTier
 from cache_tiers.tier import TierError
 from tests.integration.peer_stand_ins import (
@@ -143,6 +144,18 @@ async def test_a_request_that_is_none_is_not_answered(message: object) -> None:
         assert server.stats.num_refused == 1
 
 
+async def test_a_request_of_more_levels_than_can_be_parsed_is_not_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request = Request(LAYOUT.fingerprint, 4096, [bytes(16)], 1.0, with_images=True)
+    fields = msgspec.msgpack.encode(request)[1:]
+    async with serving(Shelf()) as server, dialed(server.address) as stream:
+        await stream.send_frame(b"\x96" + fields + b"\x91" * 50_000 + b"\x90")
+        assert await is_cut(stream)
+        assert server.stats.num_refused == 1
+    assert not caplog.messages
+
+
 async def test_a_frame_that_is_too_long_is_not_waited_for() -> None:
     async with serving(Shelf()) as server, dialed(server.address) as stream:
         stream._socket.send(b"\xff\xff\xff\x7f")
@@ -236,3 +249,8 @@ def test_whatever_is_cancelled_leases_end_and_images_are_right(
             await tier.close()
 
     asyncio.run(run())
+
+
+def test_a_secret_too_short_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="at least 16 bytes"):
+        PeerServer(Shelf(), "127.0.0.1", b"short")
