@@ -1,4 +1,5 @@
-"""What can be known to be wrong before anything is started: names, models on disk, port, memory.
+"""What can be known to be wrong before anything is started: names, models on disk, port, memory,
+node caches.
 
 Looks only; starts, writes and downloads nothing.
 """
@@ -14,6 +15,7 @@ from ray._private.accelerators import get_accelerator_manager_for_resource
 
 from deployments.config import ModelArgs
 from deployments.faults import Fault, KeyPath
+from deployments.node_cache_check import check_node_caches, node_cache_bytes
 from deployments.serve_file import ServeFile
 from engine.available_memory import available_memory_bytes
 from engine.checkpoints.errors import CheckpointError, MissingCheckpoint
@@ -61,6 +63,7 @@ def check_file(file: ServeFile, *, home: Path, machine: Machine) -> list[Fault]:
         *check_models(file, home),
         *check_port(file),
         *check_resources(file, home, machine),
+        *check_node_caches(file, machine.available_memory_bytes),
     ]
 
 
@@ -178,11 +181,15 @@ def check_resources(file: ServeFile, home: Path, machine: Machine) -> Iterator[F
     on_cpu = [model for model in file.models if model.args.engine.device == "cpu"]
     kv_bytes = sum(model.args.engine.kv_cache_bytes * model.num_replicas for model in on_cpu)
     process_bytes = sum(_process_bytes(model.args, home) * model.num_replicas for model in on_cpu)
-    if kv_bytes + process_bytes > machine.available_memory_bytes:
+    cache_bytes = node_cache_bytes(file)
+    if cache_bytes > machine.available_memory_bytes:
+        cache_bytes = 0  # a fault of its own
+    if kv_bytes + process_bytes + cache_bytes > machine.available_memory_bytes:
+        cache = f", the node's cache {cache_bytes // MIB} MiB" if cache_bytes else ""
         yield Fault(
             f"the KV pools need {kv_bytes // MIB} MiB and their processes about "
-            f"{process_bytes // MIB} MiB, {machine.available_memory_bytes // MIB} MiB are free: "
-            "lower engine.kv_cache_bytes or num_replicas"
+            f"{process_bytes // MIB} MiB{cache}, {machine.available_memory_bytes // MIB} MiB are "
+            f"free: lower engine.kv_cache_bytes{', host_bytes' if cache else ''} or num_replicas"
         )
 
 
