@@ -6,10 +6,9 @@ that a prompt that waits is not behind what is written. Must not know other fold
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cache_tiers.backoff import Backoff
 from cache_tiers.block_image import BlockImage, ImageLayout
@@ -17,14 +16,13 @@ from cache_tiers.disk import requests
 from cache_tiers.disk.files import Files, is_aligned
 from cache_tiers.disk.journal import Journal
 from cache_tiers.disk.progress import LONGEST_SILENCE_S, Progress
-from cache_tiers.disk.quarantine import Quarantine
 from cache_tiers.disk.recovery import recover
 from cache_tiers.disk.requests import Move, Outcome, ReadResult, Request, plan_requests
-from cache_tiers.disk.segment import Segment
 from cache_tiers.disk.segment_table import Held, Place, SegmentTable
 from cache_tiers.disk.slot_supply import SlotSupply
 from cache_tiers.disk.stats import DiskCounters
 from cache_tiers.disk.threads import IoThreads
+from cache_tiers.disk.upkeep import Upkeep
 from cache_tiers.keys import BlockKey
 from cache_tiers.tier import TierError
 
@@ -34,8 +32,6 @@ IsCancelled = Callable[[], bool]
 
 _NUM_READERS = 4
 _NUM_WRITERS = 4
-_REWRITE_FACTOR = 4
-_REWRITE_MIN_RECORDS = 4096
 
 
 class Folder:
@@ -57,7 +53,6 @@ class Folder:
         self._table = SegmentTable(max_bytes, segment_bytes, self._journal.add)
         self._reading = Backoff(f"reading from {path}", clock=clock)
         self._writing = Backoff(f"storing in {path}", clock=clock)
-        self._quarantine = Quarantine(files, max_bytes, {})
         self._reads = Progress(clock)
         self._writes = Progress(clock)
         self._readers = IoThreads(_NUM_READERS, "disk-read")
@@ -68,14 +63,22 @@ class Folder:
             self._writers,
             Backoff(f"making a segment file in {path}", clock=clock),
         )
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._rewriting = False
+        self._upkeep = Upkeep(
+            path,
+            files,
+            self._table,
+            self._journal,
+            self._writers,
+            self._writing,
+            self.counters,
+            max_bytes,
+        )
 
     def recover(self) -> None:
         """Find what an earlier process left; blocks. Raises ``OSError``."""
         recovered = recover(self._files, self._journal, self._table)
         self._journal.flush()
-        self._quarantine = Quarantine(self._files, self.max_bytes, recovered.quarantined)
+        self._upkeep.adopt(recovered.quarantined)
         self.counters.recovered = self._table.num_images
         self.counters.damaged_records = recovered.num_damaged_records
         self.counters.lost_segments = recovered.num_lost_segments
@@ -185,11 +188,11 @@ class Folder:
             slots = enumerate(zip(places, images, strict=False))  # the first images have one
             moves = [Move(index, place, image) for index, (place, image) in slots]
             await self._write(moves, is_cancelled)
-        self._rewrite_if_long()
+        self._upkeep.rewrite_if_long()
 
     async def close(self) -> None:
         """Write down what is pending, and let another process have the folder."""
-        await asyncio.gather(*self._tasks)
+        await self._upkeep.settled()
         try:
             await asyncio.to_thread(self._journal.sync)
         except OSError as error:
@@ -249,28 +252,8 @@ class Folder:
             )
         self._table.condemn(place)
         if self._table.is_suspect(place.segment):
-            self._put_aside(place.segment)
-        self._start(self._flush())
-
-    def _put_aside(self, segment: Segment) -> None:
-        logger.warning("%s: %s is put into quarantine", self._path, segment.name)
-        self.counters.quarantined_segments += 1
-        self._table.retire(segment)
-        move = self._quarantine.admit(segment)
-        self._table.other_bytes = self._quarantine.num_bytes
-        self._start(self._move_file(segment, move))
-
-    async def _move_file(self, segment: Segment, move: Callable[[], None]) -> None:
-        try:
-            await self._writers.run_all([move])
-        except OSError as error:
-            logger.warning("%s: %s stays behind (%s)", self._path, segment.name, error)
-
-    async def _flush(self) -> None:
-        try:
-            await self._writers.run_all([self._journal.flush])
-        except OSError as error:
-            self._writing.failed(error)
+            self._upkeep.put_aside(place.segment)
+        self._upkeep.flush_soon()
 
     async def _write(self, moves: Sequence[Move], is_cancelled: IsCancelled) -> None:
         planned = plan_requests(moves)
@@ -335,27 +318,6 @@ class Folder:
             place.segment.condemn(place.slot)
         else:
             place.segment.release(place.slot)
-
-    def _rewrite_if_long(self) -> None:
-        limit = _REWRITE_FACTOR * self._table.num_records + _REWRITE_MIN_RECORDS
-        if not self._rewriting and self._journal.num_records > limit:
-            self._rewriting = True
-            self._journal.begin_rewrite()
-            self._start(self._rewrite())
-
-    async def _rewrite(self) -> None:
-        try:
-            await self._writers.run_all([partial(self._journal.rewrite, self._table.records())])
-            self.counters.rewrites += 1
-        except OSError as error:
-            self._writing.failed(error)
-        finally:
-            self._rewriting = False
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 class _Cancelled(OSError):

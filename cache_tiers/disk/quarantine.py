@@ -15,12 +15,16 @@ _MAX_SHARE = 0.125
 
 
 class Quarantine:
-    """``found`` is what an earlier process left: names, oldest first, and bytes."""
+    """Of one folder."""
 
-    def __init__(self, files: Files, max_bytes: int, found: Mapping[str, int]) -> None:
+    def __init__(self, files: Files, max_bytes: int) -> None:
         self._files = files
         self._max_bytes = max_bytes * _MAX_SHARE
-        self._kept = dict(found)
+        self._kept: dict[str, int] = {}
+
+    def adopt(self, found: Mapping[str, int]) -> None:
+        """What an earlier process left: names, oldest first, and bytes."""
+        self._kept |= found
 
     @property
     def num_bytes(self) -> int:
