@@ -82,6 +82,9 @@ class DiskTier:
         return [self._find(layout, key) for key in keys]
 
     async def load(self, images: Sequence[BlockImage]) -> list[bool]:
+        """An image that a device could not read for now is still found, and so it is with all if
+        this raises.
+        """
         cancelled = threading.Event()
         return await _finish(self._load(images, cancelled.is_set), cancelled)
 
@@ -156,10 +159,10 @@ class DiskTier:
         ]
         parts = await asyncio.gather(*work, return_exceptions=True)
         for indices, part in zip(shares.values(), parts, strict=True):
-            if isinstance(part, BaseException):
-                raise part  # all have ended, as they must
-            for index, is_loaded in zip(indices, part, strict=True):
-                are_loaded[index] = is_loaded
+            if not isinstance(part, BaseException):
+                for index, is_loaded in zip(indices, part, strict=True):
+                    are_loaded[index] = is_loaded
+        _raise_first(parts, is_any_done=any(are_loaded))
         return are_loaded
 
     async def _store(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> list[bool]:
@@ -180,10 +183,7 @@ class DiskTier:
             for layout, part in wanted.items():
                 self._storing.difference_update((layout, image.key) for image in part)
         are_held = [self._folder_of(image.layout, image.key) is not None for image in images]
-        errors = [each for each in results if each is not None]
-        bugs = [error for error in errors if not isinstance(error, TierError)]
-        if bugs or (errors and not any(are_held)):
-            raise (bugs or errors)[0]
+        _raise_first(results, is_any_done=any(are_held))
         return are_held
 
     def _deal(
@@ -247,6 +247,16 @@ def _open_folder(
         folder.shut()
         raise _Unusable(f"{config.path} can't be used as a disk tier ({error})") from error
     return folder
+
+
+def _raise_first(results: Sequence[object], *, is_any_done: bool) -> None:
+    """Of what folders raised, all of which have ended: bugs first; that a device failed only if no
+    other had something.
+    """
+    errors = [each for each in results if isinstance(each, BaseException)]
+    bugs = [error for error in errors if not isinstance(error, TierError)]
+    if bugs or (errors and not is_any_done):
+        raise (bugs or errors)[0]
 
 
 async def _finish(work: Coroutine[Any, Any, T], cancelled: threading.Event) -> T:

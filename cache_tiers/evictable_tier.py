@@ -22,7 +22,9 @@ class HeldImage(Protocol):
 
 
 class EvictableTier(Tier, Protocol):
-    """Nothing leaves it but by ``evict``, ``discard``, or since it was found bad."""
+    """Nothing leaves it but by ``evict``, ``discard``, or since it was found bad or its file gone.
+    What ``load`` did not bring, ``find`` tells whether it is still held.
+    """
 
     def held(self) -> Iterable[HeldImage]:
         """All images, those of earlier processes too."""

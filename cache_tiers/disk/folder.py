@@ -18,6 +18,7 @@ from cache_tiers.disk.journal import Journal
 from cache_tiers.disk.progress import LONGEST_SILENCE_S, Progress
 from cache_tiers.disk.recovery import recover
 from cache_tiers.disk.requests import Move, Outcome, ReadResult, Request, plan_requests
+from cache_tiers.disk.segment import Segment
 from cache_tiers.disk.segment_table import Held, Place, SegmentTable
 from cache_tiers.disk.slot_supply import SlotSupply
 from cache_tiers.disk.stats import DiskCounters
@@ -144,12 +145,11 @@ class Folder:
 
     async def load(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> list[bool]:
         """As ``Tier.load``; returns only when no thread touches the images any more. Nothing is
-        asked of a device that hangs.
+        asked of a device that hangs. Images that it did not read for a while are still held.
         """
         if self._reads.is_stalled:
-            self._reading.failed(_no_answer())
             self.counters.failed_loads += len(images)
-            return [False] * len(images)
+            raise self._reading.failed(_no_answer())
         found = [(index, self._locate(image), image) for index, image in enumerate(images)]
         moves = [Move(index, place, image) for index, place, image in found if place is not None]
         self.counters.missed += len(images) - len(moves)
@@ -163,14 +163,17 @@ class Folder:
             jobs = [partial(self._read_request, each, is_cancelled) for each in planned]
             with self._reads:
                 results = await self._readers.run_all(jobs)
+            does_read = any(Outcome.SOUND in result.outcomes for result in results)
             for request, result in zip(planned, results, strict=True):
                 self._watch_reading(result)
                 for move, outcome in zip(request.moves, result.outcomes, strict=True):
                     are_loaded[move.index] = outcome is Outcome.SOUND
-                    self._settle(move, outcome)
+                    self._settle(move, outcome, does_read=does_read)
         finally:
             for move in moves:
                 move.place.segment.end_read(move.place.slot)
+        if not does_read and any(map(_is_device_at_fault, results)):
+            raise TierError(self._reading.reason)
         return are_loaded
 
     async def store(self, images: Sequence[BlockImage], is_cancelled: IsCancelled) -> None:
@@ -222,21 +225,30 @@ class Folder:
         elif Outcome.SOUND in result.outcomes:
             self._reading.succeeded()
 
-    def _settle(self, move: Move, outcome: Outcome) -> None:
+    def _settle(self, move: Move, outcome: Outcome, *, does_read: bool) -> None:
         image_bytes = move.image.layout.image_bytes
         match outcome:
             case Outcome.SOUND:
                 self.counters.loaded += 1
                 self.counters.read_bytes += image_bytes
-            case Outcome.FAILED:
-                self.counters.failed_loads += 1
-            case Outcome.UNSOUND:
-                if self._is_at(move):  # else somebody dropped it meanwhile
-                    self._condemn(move.place)
             case Outcome.GONE:
                 self.counters.gone += 1
-                if self._is_at(move):
-                    self._table.drop(move.place)
+                self._lose(move.place.segment)
+            case Outcome.UNSOUND:
+                self._find_bad(move)
+            case Outcome.UNREADABLE if does_read:  # all but this
+                self._find_bad(move)
+            case Outcome.FAILED | Outcome.UNREADABLE:
+                self.counters.failed_loads += 1
+
+    def _find_bad(self, move: Move) -> None:
+        if self._is_at(move):  # else somebody dropped it meanwhile
+            self._condemn(move.place)
+
+    def _lose(self, segment: Segment) -> None:
+        """Its file is gone, and all that it held: neither to be read nor to be written again."""
+        if segment in self._table.segments:
+            self._table.retire(segment)
 
     def _is_at(self, move: Move) -> bool:
         return self._table.locate(move.image.layout, move.image.key) == move.place
@@ -313,7 +325,9 @@ class Folder:
         return self._table.fill(move.place, move.image.key, move.image.num_tokens)
 
     def _give_back(self, place: Place, error: OSError | None) -> None:
-        if error is not None and requests.is_medium_bad(error):
+        if isinstance(error, FileNotFoundError):
+            self._lose(place.segment)
+        elif error is not None and requests.is_medium_bad(error):
             # Until the next start only: more often the whole device is away than these sectors bad.
             place.segment.condemn(place.slot)
         else:
@@ -322,6 +336,10 @@ class Folder:
 
 class _Cancelled(OSError):
     """Not written, since nobody wants it any more."""
+
+
+def _is_device_at_fault(result: ReadResult) -> bool:
+    return Outcome.FAILED in result.outcomes or Outcome.UNREADABLE in result.outcomes
 
 
 def _no_answer() -> OSError:

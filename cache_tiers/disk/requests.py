@@ -17,7 +17,8 @@ from cache_tiers.disk.segment_table import Place
 MAX_REQUEST_BYTES = 4 * 1024**2
 _MAX_BUFFERS = 1024
 """IOV_MAX."""
-_BAD_MEDIUM = {errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EBADMSG, errno.EUCLEAN}
+_BAD_SECTORS = {errno.ENODATA, errno.EILSEQ, errno.EBADMSG, errno.EUCLEAN}
+"""Of the medium, and what file systems say of their own checksums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Outcome(Enum):
     SOUND = "sound"
     UNSOUND = "unsound"
     """Other bytes than were stored, or none: a second try would be no better."""
+    UNREADABLE = "unreadable"
+    """These sectors are bad, or the whole device is away for now: its other answers tell."""
     GONE = "gone"
     """The file is not there."""
     FAILED = "failed"
@@ -128,11 +131,12 @@ def write(files: Files, request: Request) -> None:
 
 
 def is_medium_bad(error: OSError) -> bool:
-    """Whether these very sectors are at fault, rather than room, rights or the process."""
-    return error.errno in _BAD_MEDIUM
+    """Whether the device is at fault, or a part of it, rather than room, rights or the process."""
+    return error.errno == errno.EIO or error.errno in _BAD_SECTORS
 
 
 def _failure(error: OSError | None) -> Outcome:
-    if error is None or is_medium_bad(error):  # none: the file is too short
+    if error is None or error.errno in _BAD_SECTORS:  # none: the file is too short
         return Outcome.UNSOUND
-    return Outcome.GONE if error.errno == errno.ENOENT else Outcome.FAILED
+    kinds = {errno.EIO: Outcome.UNREADABLE, errno.ENOENT: Outcome.GONE}
+    return kinds.get(error.errno or 0, Outcome.FAILED)

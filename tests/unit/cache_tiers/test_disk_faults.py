@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -164,7 +164,7 @@ async def test_another_folder_takes_what_one_cannot(tmp_path: Path) -> None:
     await tier.close()
 
 
-async def test_an_unplugged_device_gives_misses(
+async def test_an_unplugged_device_keeps_its_images_until_it_is_back(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = await device.open()
@@ -172,10 +172,36 @@ async def test_an_unplugged_device_gives_misses(
     await tier.store(images)
     device.errors |= {"read": UNPLUGGED, "put": UNPLUGGED, "rename": UNPLUGGED}
 
-    assert await tier.load(blanks_of(images)) == [False] * 20
-    assert await tier.load(blanks_of(images)) == [False] * 20
-    assert tier.stats().num_images == 0
-    assert sum("reading from" in record.getMessage() for record in caplog.records) == 1
+    for _ in range(2):
+        with pytest.raises(TierError, match=r"reading from .* Input/output error"):
+            await tier.load(blanks_of(images))
+    assert tier.stats().counters.failed_loads == 40
+    device.errors.clear()
+    device.now_s += 1
+    assert await tier.load(blanks_of(images)) == [True] * 20
+    assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == [
+        "time",
+        "again",
+    ]
+    await tier.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENODATA])
+async def test_a_bad_sector_costs_its_image(device: Device, code: int) -> None:
+    class BadSector(Files):
+        def read(self, name: str, buffers: Sequence[memoryview], offset: int) -> int:
+            end = offset + sum(map(len, buffers))
+            if offset <= 3 * LAYOUT.image_bytes < end:
+                raise OSError(code, os.strerror(code))
+            return super().read(name, buffers, offset)
+
+    tier = await DiskTier.open([small_config(device.folder, 8)], make_files=BadSector)
+    images = [sealed(number) for number in range(8)]
+    await tier.store(images)
+
+    assert await tier.load(blanks_of(images)) == [number != 3 for number in range(8)]
+    assert await tier.find(LAYOUT, [key_of(3)]) == [Lookup.MISS]
+    assert tier.stats().counters.unsound == 1
     await tier.close()
 
 
@@ -183,8 +209,10 @@ async def test_a_failure_that_is_not_the_images_leaves_it_held(device: Device) -
     tier = await device.open()
     await tier.store([sealed(1)])
     device.errors["read"] = TOO_MANY_FILES
-    assert await tier.load([blank(1)]) == [False]
+    with pytest.raises(TierError, match="Too many open files"):
+        await tier.load([blank(1)])
     assert tier.stats().counters.failed_loads == 1
+    assert await tier.find(LAYOUT, [key_of(1)]) == [Lookup.HIT]
     device.errors.clear()
 
     assert await tier.load([blank(1)]) == [True]
@@ -200,6 +228,21 @@ async def test_a_vanished_file_is_a_miss(device: Device) -> None:
     assert await tier.load(blanks_of(images)) == [False] * 8 + [True] * 8
     assert await tier.find(LAYOUT, [key_of(0)]) == [Lookup.MISS]
     assert tier.stats().counters.gone == 8
+    assert tier.free_images(LAYOUT) == 24
+    await tier.close()
+
+
+async def test_a_vanished_file_is_not_written_again(device: Device) -> None:
+    tier = await device.open()
+    await tier.store([sealed(number) for number in range(4)])
+    (device.folder / "segment-00000000.kv").unlink()
+
+    with pytest.raises(TierError, match="No such file"):
+        await tier.store([sealed(4)])
+    assert tier.stats().num_images == 0
+    device.now_s += 1
+    assert await tier.store([sealed(5)]) == [True]
+    assert await tier.load([blank(5)]) == [True]
     await tier.close()
 
 
