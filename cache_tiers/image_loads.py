@@ -6,7 +6,7 @@ not know prompts, nor whether a load is worth it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from cache_tiers.holdings import Holdings
 from cache_tiers.host_room import HostRoom
 from cache_tiers.keys import BlockKey
 from cache_tiers.media_rates import MediaRates
-from cache_tiers.tier import Tier, TierError, TierKind
+from cache_tiers.tier import Lookup, Tier, TierError, TierKind
 
 logger = logging.getLogger(__name__)
 
@@ -136,26 +136,40 @@ class ImageLoads:
         seconds: float | None = None
         asked: Sequence[Load] = ()
         came: list[bool] = []
-        failure: TierError | None = None
+        lost: Collection[Load] = ()
         try:
             async with self._turns[tier.kind]:
                 asked = [load for load in loads if self._is_asked(load)]
                 if asked:
                     came = await tier.load([self._holdings.image(load.entry) for load in asked])
                     seconds = clock() - begin_s if all(came) else None
+                    if tier.kind is TierKind.DISK:
+                        self._disk_backoff.succeeded()
+                        lost = await self._lost(tier, asked, came)
         except TierError as error:
-            failure = error
             if tier.kind is TierKind.DISK:
                 self._disk_backoff.failed(str(error))
         except Exception:
             logger.exception("loading KV from %s failed", tier.kind)
         finally:
             self._rates.end(tier.kind, num_bytes, total_bytes, seconds)
-            # Of a disk that could not answer the images are still there.
-            is_lost = bool(came) and failure is None
             came += [False] * (len(asked) - len(came))
             self._count(tier.kind, came)
-            self._finish_all(loads, dict(zip(asked, came, strict=False)), is_lost=is_lost)
+            self._finish_all(loads, dict(zip(asked, came, strict=False)), lost)
+
+    async def _lost(
+        self, disk: Tier, asked: Sequence[Load], came: Sequence[bool]
+    ) -> Collection[Load]:
+        """Those that did not come and are not there any more: others the disk could not read for
+        now.
+        """
+        index = self._holdings.index
+        missing = [load for load, is_here in zip(asked, came, strict=True) if not is_here]
+        if not missing:
+            return ()
+        keys = [index.key(load.entry) for load in missing]
+        found = await disk.find(index.layout(missing[0].entry), keys)
+        return {load for load, each in zip(missing, found, strict=True) if each is Lookup.MISS}
 
     def _is_asked(self, load: Load) -> bool:
         holdings = self._holdings
@@ -166,13 +180,15 @@ class ImageLoads:
         self.num_loaded[kind] += sum(came)
         self.num_failed[kind] += len(came) - sum(came)
 
-    def _finish_all(self, loads: Iterable[Load], came: dict[Load, bool], *, is_lost: bool) -> None:
+    def _finish_all(
+        self, loads: Iterable[Load], came: dict[Load, bool], lost: Collection[Load]
+    ) -> None:
         # From the end on, so that a chain's beginning counts as used last.
         for load in reversed(list(loads)):
             if came.get(load, False):
                 self._keep(load)
             else:
-                self._fail(load, is_lost=is_lost and load in came)
+                self._fail(load, is_lost=load in lost)
 
     def _keep(self, load: Load) -> None:
         holdings, index = self._holdings, self._holdings.index
@@ -189,7 +205,7 @@ class ImageLoads:
         load.done.set_result(not is_orphan)
 
     def _fail(self, load: Load, *, is_lost: bool) -> None:
-        """``is_lost``: the tier has it no more."""
+        """``is_lost``: the disk has it no more."""
         holdings, index = self._holdings, self._holdings.index
         entry = load.entry
         del self._loads[entry]

@@ -109,6 +109,20 @@ async def test_a_disk_that_misbehaves_costs_its_blocks_and_nothing_else(mood: st
     node.check()
 
 
+@pytest.mark.parametrize("mood", ["fails", "lies"])
+async def test_what_a_disk_could_not_read_for_now_is_read_after_a_short_pause(mood: str) -> None:
+    keys = chain("a", 3)
+    disk = await _filled(DISK, keys)
+    node = Node(disk=disk)
+    for key in keys:
+        disk.mood = mood
+        assert await node.get([key]) == []
+        disk.mood = "well"
+        node.now_s += 1.0
+        assert await node.get([key]) == [DISK]
+    node.check()
+
+
 async def test_what_did_not_come_in_time_is_left_out_and_stays_when_it_comes() -> None:
     keys = chain("a", 3)
     disk = await _filled(DISK, keys)
