@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cache_tiers.messages import Partial
 from engine.sequence import Sequence
 
 
@@ -18,8 +19,8 @@ class WaitingRequest:
     """That have not ended; never empty."""
     expires_s: float
     """On the engine's clock: then it goes on without."""
-    num_blocks_before: dict[bytes, int]
-    """Of each partial image that was asked for."""
+    partials: list[Partial]
+    """That were asked for."""
 
 
 class Fetches:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cache_tiers.keys import BlockKey
-from cache_tiers.messages import Fetched, Found, Loaded
+from cache_tiers.messages import Fetched, Found, Loaded, Partial
 from cache_tiers.tier import TierKind
 from engine.messages import RestoredTokens
 
@@ -119,18 +119,21 @@ def make_restore(
     fetched: Fetched,
     *,
     block_size_tokens: int,
-    num_blocks_before: dict[bytes, int],
+    partials: Iterable[Partial],
     is_checked: bool,
 ) -> Restore:
-    """``num_blocks_before``: of each partial image that was asked for."""
+    """``partials``: that were asked for. What is of another length than they is not used."""
     full = {i.key: i for i in fetched.images if i.num_tokens == block_size_tokens}
-    partial = next((i for i in fetched.images if i.key in num_blocks_before), None)
+    num_blocks_before = {(asked.key, asked.num_tokens): asked.chain_len for asked in partials}
+    partial = next((i for i in fetched.images if (i.key, i.num_tokens) in num_blocks_before), None)
     return Restore(
         fetch_id=fetched.fetch_id,
         num_loaded=0,
         full=full,
         partial=partial,
-        num_blocks_before_partial=num_blocks_before[partial.key] if partial is not None else 0,
+        num_blocks_before_partial=(
+            0 if partial is None else num_blocks_before[partial.key, partial.num_tokens]
+        ),
         predicted_s=fetched.predicted_s,
         fetch_s=fetched.fetch_s,
         is_checked=is_checked,

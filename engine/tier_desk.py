@@ -9,8 +9,9 @@ engine computes. Call order: ``poll`` between steps, execution, and ``commit`` o
 
 import logging
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from cache_tiers.block_image import ImageLayout
 from cache_tiers.messages import (
     Cancel,
     Ended,
@@ -45,6 +46,9 @@ FETCH_TIMEOUT_S = 2.0
 """A prompt waits no longer for the node."""
 ANSWER_GRACE_S = 0.1
 """The node answers in time; its answer may take so long to come."""
+MOST_SILENCE = 2
+"""Times the time limit that a node may say nothing while prompts wait: then it is left, or every
+prompt would wait for one that hangs."""
 CHECK_PERIOD = 256
 """Of so many restored requests one recomputes a block, to compare it with its image."""
 
@@ -56,26 +60,33 @@ class TierDesk:
         self,
         link: NodeLink,
         attach: Callable[[memoryview], None],
+        layout: ImageLayout,
         *,
-        block_size_tokens: int,
         timeout_s: float = FETCH_TIMEOUT_S,
         check_period: int = CHECK_PERIOD,
     ) -> None:
-        """``attach``: lets the runners use an arena; raises if they can't."""
+        """``attach``: lets the runners use an arena; raises if they can't. ``layout``: of its
+        images.
+        """
         self._link = link
         self._attach = attach
-        self._block_size = block_size_tokens
+        self._block_size = layout.block_size_tokens
+        self._image_bytes = layout.image_bytes
+        self._max_offset = 0
+        """Of an image in the arena that is attached."""
         self._timeout_s = timeout_s
         self._check_period = check_period
         self._is_up = False
+        self._silent_since_s: float | None = None
+        """Since then prompts have been waiting, and the node said nothing at all."""
         self._fetches = Fetches()
         self._leases: dict[int, Sequence] = {}
         """Sequences with a ``Restore``, by its fetch."""
         self._exports: dict[int, list[bytes]] = {}
         """Keys that are yet to be stored."""
         self._media = MediaEventLog()
-        self.writer = BlockWriter(block_size_tokens)
-        self.breakpoints = Breakpoints(self.writer, block_size_tokens)
+        self.writer = BlockWriter(self._block_size)
+        self.breakpoints = Breakpoints(self.writer, self._block_size)
         self.pace = TransferPace()
         self.counts = TierCounts()
 
@@ -136,10 +147,11 @@ class TierDesk:
             )
         )
         if is_needed:
-            num_before = {partial.key: partial.chain_len for partial in partials}
             expires_s = now_s + timeout_s + ANSWER_GRACE_S
-            self._fetches.wait(fetch_id, WaitingRequest(samples[:], expires_s, num_before))
+            self._fetches.wait(fetch_id, WaitingRequest(samples[:], expires_s, partials))
             self.counts.num_fetches += 1
+            if self._silent_since_s is None:
+                self._silent_since_s = now_s
         return is_needed
 
     def await_answer(self, timeout_s: float) -> None:
@@ -151,6 +163,7 @@ class TierDesk:
         """Take in what the node said; returns the requests that wait no longer."""
         ready: list[list[Sequence]] = []
         for news in self._link.poll():
+            self._silent_since_s = None
             self._take(news, ready)
         for fetch_id in self._fetches.expired(now_s):
             expired = self._fetches.answered(fetch_id)
@@ -158,6 +171,10 @@ class TierDesk:
             self._link.send(Cancel(fetch_id))
             self.counts.num_timeouts += 1
             ready.append(expired.samples)
+            since_s = self._silent_since_s
+            if since_s is not None and now_s - since_s >= MOST_SILENCE * self._timeout_s:
+                self._leave_node(f"it has said nothing for {now_s - since_s:.1f} s", ready)
+                break
         return ready
 
     def leave(self, sequence: Sequence) -> None:
@@ -227,8 +244,7 @@ class TierDesk:
         come back.
         """
         if sequence.restore is not None:
-            self._end_lease(sequence.restore)
-            sequence.restore = None
+            self.restored(sequence)
         is_complete = sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if not self._is_up or sequence.index > 0 or not is_complete:
             return
@@ -279,9 +295,9 @@ class TierDesk:
                 self._go_down(ready)
             case _ if not self._is_up:
                 pass  # of a node whose arena the runners can't use
-            case Slots():
+            case Slots() if self._are_images(news.offsets):
                 self.writer.grant(news.offsets)
-            case Fetched():
+            case Fetched() if self._are_images(image.offset for image in news.images):
                 self._take_fetched(news, ready)
             case MediaEvents():
                 self._media.add(news)
@@ -291,6 +307,8 @@ class TierDesk:
                 self._exports[news.export_id] = news.keys
                 self.writer.want(news.keys)
                 self.settle()
+            case _:
+                self._leave_node("it speaks of images outside of its arena", ready)
 
     def _go_up(self, news: LinkUp) -> None:
         try:
@@ -299,12 +317,22 @@ class TierDesk:
             self._link.drop(f"the engine can't use its arena: {error}")
             return
         self._is_up = True
+        self._max_offset = news.arena.memory.nbytes - self._image_bytes
         self.writer.open()
+
+    def _are_images(self, offsets: Iterable[int]) -> bool:
+        """Whether images can lie there: runners take that for granted."""
+        return all(0 <= offset <= self._max_offset for offset in offsets)
+
+    def _leave_node(self, reason: str, ready: list[list[Sequence]]) -> None:
+        self._link.drop(reason)
+        self._go_down(ready)
 
     def _go_down(self, ready: list[list[Sequence]]) -> None:
         if not self._is_up:
-            return
+            return  # it was left, or never used
         self._is_up = False
+        self._silent_since_s = None
         self.counts.num_losses += 1
         self.writer.close()
         self.breakpoints.forget()
@@ -331,7 +359,7 @@ class TierDesk:
         first.restore = make_restore(
             fetched,
             block_size_tokens=self._block_size,
-            num_blocks_before=request.num_blocks_before,
+            partials=request.partials,
             is_checked=self._is_checked(first.request.request_id),
         )
         self._leases[fetched.fetch_id] = first

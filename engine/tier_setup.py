@@ -53,7 +53,7 @@ def use_node_cache(
         TierDesk(
             link,
             attach,
-            block_size_tokens=layout.block_size_tokens,
+            layout,
             timeout_s=spec.load_timeout_s,
         )
     )

@@ -89,7 +89,7 @@ class Case:
                 TierDesk(
                     self.node,
                     lambda arena: self.runner.attach_arena(arena, layout, SOCKET_PATH),
-                    block_size_tokens=BLOCK_SIZE,
+                    layout,
                     check_period=7,
                 )
             )

@@ -9,14 +9,17 @@ from cache_tiers.messages import (
     Export,
     Exported,
     Fetch,
+    Fetched,
+    Found,
     Loaded,
     RecomputeCost,
+    Slots,
     Store,
 )
 from cache_tiers.tier import TierKind
 from engine.config import PacedConfig
 from engine.errors import StepOutOfMemory
-from engine.messages import FinishReason, RestoredTokens, Usage
+from engine.messages import CacheBreakpoint, FinishReason, RestoredTokens, Usage
 from engine.paced_runner import PacedRunner
 from engine.step import StepPlan, StepResult
 from engine.tier_desk import TierDesk
@@ -31,7 +34,7 @@ from tests.unit.engine.fakes import (
     make_runner,
     run_to_end,
 )
-from tests.unit.engine.tier_fakes import FakeNode, TieredEngine, make_tiered
+from tests.unit.engine.tier_fakes import LAYOUT, FakeNode, TieredEngine, make_tiered
 
 
 def prompt(num_tokens: int, first: int = 3) -> list[int]:
@@ -59,6 +62,13 @@ def usage_of(answer: Answer) -> Usage:
 def ask(tiered: TieredEngine, name: str, num_tokens: int = 33, max_tokens: int = 4) -> Answer:
     tiered.engine.add(make_request(name, prompt(num_tokens), max_tokens))
     return tiered.run()[name]
+
+
+def load_one_block_in_each_step(tiered: TieredEngine) -> None:
+    """Beside one that decodes."""
+    tiered.desk.pace.record(1, 10.0)  # a block takes longer than any step
+    model = tiered.engine._step_limits.step_times
+    model._num_prefills = model._num_decodes = 100
 
 
 def test_an_evicted_prefix_comes_back_from_the_node() -> None:
@@ -200,6 +210,75 @@ def test_a_node_that_does_not_answer_costs_no_more_than_the_time_limit() -> None
     assert tiered.engine.stats.tiers.num_timeouts == 1
 
 
+def test_a_node_that_stays_silent_is_left_and_nobody_waits_for_it() -> None:
+    tiered = make_tiered(num_blocks=20, node=FakeNode(is_silent=True))
+    for number, arrival_s in enumerate((0.0, 1.0, 2.5)):
+        tiered.clock.now_s = arrival_s
+        tiered.engine.add(make_request(f"r{number}", prompt(33, first=3 + number)))
+        tiered.turn()
+    for now_s in (2.2, 3.2, 4.7):
+        tiered.clock.now_s = now_s
+        tiered.turn()
+    assert not tiered.node.is_up  # for more than twice the time limit
+
+    assert len(tiered.run()) == 3
+    ask(tiered, "next")
+    assert len(tiered.node.of(Fetch)) == 3
+
+
+def test_a_node_that_had_nothing_to_say_before_is_not_left_for_one_slow_answer() -> None:
+    tiered = make_tiered(num_blocks=20, node=FakeNode(is_silent=True))
+    tiered.clock.now_s = 60.0
+    tiered.engine.add(make_request("a", prompt(33)))
+    tiered.clock.now_s = 62.2
+    tiered.run()
+
+    assert tiered.node.is_up
+
+
+@pytest.mark.parametrize("offset", [-4096, -1, 64 * LAYOUT.image_bytes - 1, 1 << 62])
+def test_a_node_that_grants_slots_outside_of_its_arena_is_left(offset: int) -> None:
+    tiered = make_tiered(num_blocks=20)
+    tiered.node.news.append(Slots([0, offset]))
+
+    answer = ask(tiered, "a")
+    evict_all(tiered)
+
+    assert len(answer.token_ids) == 4
+    assert not tiered.node.is_up
+    assert tiered.engine.stats.num_failed_steps == 0
+
+
+@pytest.mark.parametrize("offset", [-4096, 1 << 62])
+def test_a_node_that_finds_images_outside_of_its_arena_is_left(offset: int) -> None:
+    tiered = make_tiered(num_blocks=20, node=FakeNode(is_silent=True))
+    tiered.engine.add(make_request("a", prompt(33)))
+    key = tiered.node.unanswered[0].keys[0]
+    tiered.node.news.append(Fetched(1, [Found(offset, key, BLOCK_SIZE, TierKind.HOST)], 0, 0))
+
+    answer = tiered.run()["a"]
+
+    assert usage_of(answer) == Usage(33, 0, 4)
+    assert not tiered.node.is_up
+
+
+@pytest.mark.parametrize("num_tokens", [-1, 0, 2, BLOCK_SIZE + 1, 1 << 62])
+def test_a_partial_image_of_another_length_than_asked_for_is_not_used(num_tokens: int) -> None:
+    tiered = make_tiered(num_blocks=20, node=FakeNode(is_silent=True))
+    request = replace(make_request("a", prompt(33)), breakpoints=[CacheBreakpoint(3, 60.0)])
+    tiered.engine.add(request)
+    [partial] = tiered.node.unanswered[0].partials
+    image = Found(0, partial.key, num_tokens, TierKind.HOST)
+    tiered.node.leases[1] = [partial.key]
+    tiered.node.news.append(Fetched(1, [image], 0, 0))
+
+    usage = usage_of(tiered.run()["a"])
+
+    assert (usage.cached_tokens, usage.restored) == (0, None)
+    assert tiered.engine.stats.num_failed_steps == 0
+    assert tiered.node.leases == {}
+
+
 def test_who_waits_for_the_node_keeps_the_place_of_its_arrival() -> None:
     tiered = make_tiered(make_config(max_num_seqs=1), node=FakeNode(is_silent=True))
     tiered.engine.add(make_request("early", prompt(33)))
@@ -239,6 +318,26 @@ def test_an_abort_of_one_with_images_ends_their_lease() -> None:
 
     tiered.run()
 
+    assert tiered.node.leases == {}
+
+
+def test_an_abort_amid_its_loads_tells_what_was_restored_so_far() -> None:
+    tiered = make_tiered(num_blocks=24)
+    ask(tiered, "first")
+    evict_all(tiered)
+    load_one_block_in_each_step(tiered)
+    tiered.engine.add(make_request("stream", [3, 5], max_tokens=30))
+    tiered.turn()
+    tiered.turn()
+    tiered.engine.add(make_request("a", prompt(33)))
+    tiered.turn()
+    tiered.turn()
+    tiered.engine.abort("a")
+
+    usage = usage_of(tiered.run()["a"])
+
+    assert usage.restored is not None
+    assert usage.restored.host == usage.cached_tokens == 2 * BLOCK_SIZE
     assert tiered.node.leases == {}
 
 
@@ -284,7 +383,7 @@ def test_an_arena_that_the_runner_can_not_use_leaves_the_engine_without_tiers() 
 
     node = FakeNode()
     engine = make_engine()
-    engine.use_tiers(TierDesk(node, refuse, block_size_tokens=BLOCK_SIZE))
+    engine.use_tiers(TierDesk(node, refuse, LAYOUT))
     engine.poll_tiers()
 
     assert not node.is_up
@@ -474,9 +573,7 @@ def test_loads_share_a_step_with_decodes_only_as_far_as_streams_allow() -> None:
     tiered = make_tiered(num_blocks=40)
     first = ask(tiered, "first")
     evict_all(tiered)
-    tiered.desk.pace.record(1, 10.0)  # a block takes longer than any step
-    model = tiered.engine._step_limits.step_times
-    model._num_prefills = model._num_decodes = 100
+    load_one_block_in_each_step(tiered)
     tiered.engine.add(make_request("stream", [3, 5], max_tokens=40))
     tiered.turn()
     tiered.turn()

@@ -225,7 +225,7 @@ def make_tiered(
     desk = TierDesk(
         node,
         lambda arena: runner.attach_arena(arena, LAYOUT, ""),
-        block_size_tokens=BLOCK_SIZE,
+        LAYOUT,
         check_period=check_period,
     )
     engine.use_tiers(desk)
