@@ -139,5 +139,5 @@ class EngineSpec(BaseModel):
     config: EngineConfig = EngineConfig()
     node_cache_socket: Path | None = None
     """Unix socket of the node's cache; without one there are no KV tiers."""
-    load_timeout_s: float = Field(default=2.0, gt=0, le=60)
+    load_timeout_s: float = Field(default=2.0, gt=0)
     """A prompt waits no longer for the node's cache; what is not there by then is computed."""
