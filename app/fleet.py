@@ -168,9 +168,10 @@ class Fleet:
         num_uncached_tokens = num_tokens - num_found
         member.count_unseen(job, num_uncached_tokens)
         self._traffic.record(now_s, num_uncached_tokens)
+        job.peer_id = prefill.source.peer_id or self._sources.pull_under_way(member, job)
         member.unconfirmed[job.request_id] = Send(job, held_keys.accelerator)
         self._prefixes.count_send(member.engine_id, job)
-        peer = self._members.get(prefill.source.peer_id or "")
+        peer = self.get(job.peer_id)
         return None if peer is None else peer.client.card.node_cache
 
     def choose(self, job: Job, queue: WaitingQueue) -> Member | None:

@@ -105,6 +105,8 @@ class Job:
     """
     expected_transfer: ExpectedTransfer | None = None
     """From the source that was chosen at that submission."""
+    peer_id: str | None = None
+    """Whose node it was to be pulled from."""
     predicted_ttft_s: float | None = None
     """From that submission to the first token, as the router expected it."""
 

@@ -56,6 +56,22 @@ class Sources:
                 best = Holder(Source(SourceKind.PEER, engine_id), num_tokens)
         return best
 
+    def pull_under_way(self, member: Member, job: Job) -> str | None:
+        """From whom ``member`` is pulling what ``job`` begins with, too: told of it, the node lets
+        both wait for the same pull, and the engine does not compute meanwhile what is to come.
+        """
+        pulls = [s.job for s in member.unconfirmed.values() if s.job.peer_id is not None]
+        if not pulls:
+            return None
+        keys = job.prompt.index_keys
+        num_there = self._prefixes.index.num_confirmed(member.engine_id, keys, Medium.DISK)
+        next_key = keys[num_there : num_there + 1]
+        for pull in pulls:
+            # Keys are chained: with this one all before it are the same.
+            if next_key and pull.prompt.index_keys[num_there : num_there + 1] == next_key:
+                return pull.peer_id
+        return None
+
     def learn(self, member: Member, job: Job, now_s: float) -> None:
         """``member`` has begun with ``job`` and said what it found."""
         expected, restored = job.expected_transfer, job.restored

@@ -163,6 +163,25 @@ async def test_peers_that_never_give_what_they_hold_are_expected_to_give_less(
     assert expected[-1] < 0.6 * expected[0]
 
 
+async def test_who_comes_while_its_beginning_is_pulled_waits_for_the_same_pull(
+    bench: Bench,
+) -> None:
+    far, near = engine_on("a", "far"), engine_on("b", "near")
+    bench.add(far, near)
+    hold(bench, far, Medium.ACCELERATOR, FULL)
+    near.step(FITTED)
+    first, second = bench.send(NUM_TOKENS), bench.send(NUM_TOKENS)
+    other = bench.send(NUM_TOKENS, token=8)
+    assert {first.engine_id, second.engine_id, other.engine_id} == {"near"}
+    peers = [near.requests[job.request_id].peer for job in (first, second, other)]
+    assert peers == [far.card.node_cache, far.card.node_cache, None]
+    assert second.expected_transfer is None, "it was counted once"
+
+    hold(bench, near, Medium.ACCELERATOR)
+    third = bench.send(NUM_TOKENS)
+    assert near.requests[third.request_id].peer is None
+
+
 PEER = ExpectedTransfer(SourceKind.PEER, 100, 0.1)
 HOST = ExpectedTransfer(SourceKind.HOST, 100, 0.1)
 
