@@ -62,15 +62,17 @@ class NodeCache:
         socket_path: Path,
         host: str,
         secret: bytes,
+        peer_port: int = 0,
         available_bytes: int | None = None,
     ) -> None:
-        """``host``: this node's address for others, who prove to know ``secret``.
-        ``available_bytes``: as of ``Arena``.
+        """``host``: this node's address for others, who prove to know ``secret``; ``peer_port``:
+        where they look, if it is free. ``available_bytes``: as of ``Arena``.
         """
         self._config = config
         self._socket_path = socket_path
         self._host = host
         self._secret = secret
+        self._peer_port = peer_port
         self._available_bytes = available_bytes
         self._parts: _Parts | None = None
         self._closing = AsyncExitStack()
@@ -97,7 +99,8 @@ class NodeCache:
             service = NodeService(store, arena, self._socket_path, self._make_peer)
             closing.push_async_callback(service.close)
             await service.start()
-            server = PeerServer(NodeLender(store, service), self._host, self._secret)
+            lender = NodeLender(store, service)
+            server = PeerServer(lender, self._host, self._secret, port=self._peer_port)
             closing.push_async_callback(server.close)
             await server.start()
             closing.push_async_callback(_cancel, asyncio.create_task(_tick(store)))

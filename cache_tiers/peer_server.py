@@ -59,12 +59,21 @@ class PeerServer:
     """Call order: ``start``, ``close``. Owner: the node's cache."""
 
     def __init__(
-        self, lender: Lender, host: str, secret: bytes, limits: PeerLimits | None = None
+        self,
+        lender: Lender,
+        host: str,
+        secret: bytes,
+        limits: PeerLimits | None = None,
+        *,
+        port: int = 0,
     ) -> None:
-        """Raises ``ValueError`` if the secret is too short for a handshake."""
+        """``port``: to listen on, if it is free; any without. Raises ``ValueError`` if the secret
+        is too short for a handshake.
+        """
         Handshake(Role.SERVER, secret)
         self._lender = lender
         self._host = host
+        self._port = port
         self._secret = secret
         self._limits = limits or PeerLimits()
         self._executor = ThreadPoolExecutor(self._limits.max_connections, "peer-server")
@@ -90,9 +99,13 @@ class PeerServer:
         return self._lent_bytes
 
     async def start(self) -> None:
-        """Listen on a free port. Raises ``OSError`` if the address is none of this machine's."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        self._socket = socket.create_server((self._host, 0), family=family, backlog=128)
+        """Listen. Raises ``OSError`` if the address is none of this machine's."""
+        try:
+            self._socket = self._listen(self._port)
+        except OSError:
+            if self._port == 0:
+                raise
+            self._socket = self._listen(0)
         self._socket.setblocking(False)
         self._acceptor = asyncio.create_task(self._accept())
 
@@ -106,6 +119,10 @@ class PeerServer:
         if self._socket is not None:
             self._socket.close()
         await asyncio.to_thread(self._executor.shutdown)
+
+    def _listen(self, port: int) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        return socket.create_server((self._host, port), family=family, backlog=128)
 
     async def _accept(self) -> None:
         assert self._socket is not None

@@ -2,12 +2,12 @@
 
 `ensure` finds or makes the one of a node. It needs no CPU of Ray's accounting and ends itself when
 no engine has been connected for a while. Its socket lies in a folder whose name follows from
-the node's, so that engines find the next cache where the last one was. Must not know what is kept.
+the node's, and so do its secret and its ports: engines and other nodes find the next cache where
+the last one was. Must not know what is kept.
 """
 
 import asyncio
 import logging
-import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +21,13 @@ from cache_tiers.node_cache import NodeCache
 from deployments.environment import temporary_roots
 from deployments.node_cache_metrics import NodeCacheMetrics
 from deployments.node_folder import NodeFolder
+from deployments.node_identity import NodeIdentity, read_identity, write_identity
 from deployments.scrape_server import ScrapeServer
 from engine.available_memory import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "headwater"
-SECRET_BYTES = 32
 _MIN_SLEEP_S = 0.1
 
 
@@ -51,17 +51,20 @@ class NodeCacheActor:
         self._config = config
         self._folder = NodeFolder(temporary_roots(), node_id)
         host = ray.util.get_node_ip_address()
+        identity = read_identity(self._folder.identity_path)
         self._cache = NodeCache(
             config,
             socket_path=self._folder.socket_path,
             host=host,
-            secret=secrets.token_bytes(SECRET_BYTES),
+            secret=identity.secret,
+            peer_port=identity.peer_port,
             available_bytes=available_memory_bytes(),
         )
         peer = await self._cache.start()
         metrics = NodeCacheMetrics(self._cache.stats)
         self._scrape_server = ScrapeServer(metrics.render, host=host)
-        port = await self._scrape_server.start()
+        port = await self._scrape_server.start(identity.scrape_port)
+        write_identity(self._folder.identity_path, NodeIdentity(peer.secret, peer.port, port))
         target = ScrapeTarget(f"node/{node_id}", "node_cache", host, port)
         self._place = NodeCachePlace(self._folder.socket_path, peer, target)
         self._watcher = asyncio.create_task(self._end_when_unused(), name="watch leases")

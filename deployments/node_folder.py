@@ -40,6 +40,11 @@ class NodeFolder:
     def socket_path(self) -> Path:
         return self.path / _SOCKET_NAME
 
+    @property
+    def identity_path(self) -> Path:
+        """For ``node_identity``."""
+        return self.path / "identity.json"
+
     def remove(self) -> None:
         """Fine when it is gone already."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -34,20 +34,28 @@ class ScrapeServer:
             shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
         )
 
-    async def start(self) -> int:
-        """The port. Raises `OSError` if the host is not this machine's."""
+    async def start(self, port: int = 0) -> int:
+        """The port: `port` if it is free. Raises `OSError` if the host is not this machine's."""
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, 0).start()
+            await self._listen(port)
         except OSError:
             await self._runner.cleanup()
             raise
-        port: int = self._runner.addresses[0][1]
-        return port
+        listening_port: int = self._runner.addresses[0][1]
+        return listening_port
 
     async def close(self) -> None:
         """Fine at any time, even twice."""
         await self._runner.cleanup()
+
+    async def _listen(self, port: int) -> None:
+        try:
+            await web.TCPSite(self._runner, self._host, port, reuse_address=True).start()
+        except OSError:
+            if port == 0:
+                raise
+            await web.TCPSite(self._runner, self._host, 0).start()
 
     async def _answer(self, request: web.Request) -> web.Response:
         try:
