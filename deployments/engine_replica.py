@@ -65,12 +65,12 @@ class EngineReplica:
         if args.node_cache is not None:
             self._keeper = NodeCacheKeeper(args.node_cache, node_id)
             place = await self._keeper.start()
-        if place is not None and args.node_cache is not None:
-            cache = {
-                "node_cache_socket": place.socket_path,
-                "load_timeout_s": args.node_cache.load_timeout_s,
-            }
-            spec = spec.model_copy(update=cache)
+            if place is not None:
+                cache = {
+                    "node_cache_socket": place.socket_path,
+                    "load_timeout_s": args.node_cache.load_timeout_s,
+                }
+                spec = spec.model_copy(update=cache)
         engine_id = f"{args.name}/{serve.get_replica_context().replica_id.unique_id}"
         secret = secrets.token_bytes(SECRET_BYTES)
         socket_dir = PrivateDir(temporary_roots(), max_bytes=MAX_SOCKET_DIR_BYTES)
