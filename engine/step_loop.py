@@ -143,10 +143,14 @@ class StepLoop:
         tiers = self._engine.tiers
         if self._num_submits_taken and self._engine.has_work and tiers is not None:
             tiers.await_answer(ANSWER_WAIT_S)
+        was_connected = tiers is not None and tiers.pipe is not None
         for events in self._engine.poll_tiers():
             self._tell(events)
-        if self._num_submits_taken and tiers is not None and tiers.num_waiting:
-            self._tell(None)  # they wait for the node, and the load view counts them
+        if tiers is None:
+            return
+        is_waiting = self._num_submits_taken > 0 and tiers.num_waiting > 0
+        if is_waiting or was_connected is not (tiers.pipe is not None):
+            self._tell(None)  # the load view counts who waits, metrics show who is connected
 
     def _tell_kept_stored(self) -> None:
         tiers = self._engine.tiers
