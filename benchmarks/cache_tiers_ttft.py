@@ -19,7 +19,7 @@ from engine.engine import Engine
 
 _NUM_PROMPTS = 3
 _MAX_WARM_UPS = 16
-"""Rounds until the tier holds all of every prompt: a small arena hands the disk little at a time."""
+"""Rounds until the tier holds all of every prompt: a small arena hands little down at a time."""
 _MIN_SHARE = 0.9
 _MAX_PREDICTION_ERROR = 0.25
 _LIMIT_FACTOR = 1.25

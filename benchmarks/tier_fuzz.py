@@ -30,7 +30,7 @@ _BLOCK_BYTES = 2 * 2 * 6 * 32 * BLOCK_SIZE * 4
 _NUM_BLOCKS = 90
 """Of the accelerator: two long requests."""
 _NUM_REFERENCE_BLOCKS = 2000
-_GROUP_DIVISOR = 5
+_GROUP_DIVISOR = 10
 """Part of the cycles that a group of ranks does: its steps take longer."""
 _GROUP_SIZE = 3
 _EVENT_WEIGHTS = {
@@ -54,7 +54,7 @@ def make_spec(checkpoint: Path, size: int, num_blocks: int, socket_path: Path | 
         block_size_tokens=BLOCK_SIZE,
         kv_cache_bytes=num_blocks * _BLOCK_BYTES,
         max_num_seqs=4,
-        max_num_batched_tokens=64,
+        max_num_batched_tokens=32,
         debug_poison_freed_blocks=True,
     )
     return EngineSpec(

@@ -87,7 +87,7 @@ class Campaign:
         draw: random.Random,
         *,
         event_weights: dict[str, float],
-        num_talks: int = 40,
+        num_talks: int = 80,
     ) -> None:
         """``event_weights``: how likely each of the things is that may happen to a side: methods of
         this class without their underscore.
@@ -243,6 +243,7 @@ class Campaign:
         """Else most requests would come while the engine has not tried again yet."""
         deadline_s = time.monotonic() + _CONNECT_S
         while not side.engine.stats.is_connected:
+            side.engine.store_kept()  # and say how it is: an idle group says nothing
             await self._turn()
             if time.monotonic() > deadline_s:
                 self.report.num_errors += 1

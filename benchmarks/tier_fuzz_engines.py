@@ -23,7 +23,7 @@ from engine.tier_setup import use_node_cache
 from wire.pipe import wait_any
 
 _SOURCE = 1
-_WAIT_S = 0.005
+_WAIT_S = 0.001
 
 
 class FuzzEngine(Protocol):

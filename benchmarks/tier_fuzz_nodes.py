@@ -21,6 +21,9 @@ _DISK_BYTES = 64 * _MIB
 _ARENA_NAME = "headwater-kv"
 _MAX_FLIPS = 24
 _LOAD_TIMEOUT_S = 0.5
+_FULL_BYTES = 1024
+"""No longer may files become."""
+_FULL_S = (0.2, 1.0, 3.0)
 _PAUSES_S = (0.05, 0.3, 0.8)
 
 
@@ -38,8 +41,8 @@ class FuzzNode:
         )
         self._draw = draw
         self._node: CacheNode | None = None
-        self._is_full = False
         self._resume_at_s: float | None = None
+        self._empty_at_s: float | None = None
 
     @property
     def is_running(self) -> bool:
@@ -54,12 +57,11 @@ class FuzzNode:
         """With what its disk holds. Nothing happens while it runs."""
         if self._node is None:
             self._node = start_node(self._config, self.socket_path)
-            self._is_full = False
 
     def kill(self) -> None:
         if self._node is not None:
             self._node.kill()
-            self._node, self._resume_at_s = None, None
+            self._node, self._resume_at_s, self._empty_at_s = None, None, None
 
     def close(self) -> None:
         """Raises ``ResultError`` if it does not end in order."""
@@ -69,13 +71,17 @@ class FuzzNode:
             self._node = None
 
     def check(self) -> None:
-        """Raises ``ResultError`` if the node ended by itself; resumes one that was frozen."""
+        """Raises ``ResultError`` if the node ended by itself; ends what was to last a moment."""
         if self._node is None:
             return
         if self._node.process.poll() is not None:
             raise ResultError(f"a node ended by itself: {self._node.process.returncode}")
         if self._resume_at_s is not None and time.monotonic() >= self._resume_at_s:
             self.resume()
+        if self._empty_at_s is not None and time.monotonic() >= self._empty_at_s:
+            self._empty_at_s = None
+            _, most = resource.prlimit(self._node.process.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(self._node.process.pid, resource.RLIMIT_FSIZE, (most, most))
 
     def pause(self) -> None:
         """For a moment, which ``check`` ends."""
@@ -115,13 +121,12 @@ class FuzzNode:
             os.close(file)
 
     def fill_disk(self) -> None:
-        """From now on no file grows, or it may again."""
-        if self._node is None:
-            return
-        self._is_full = not self._is_full
-        pid = self._node.process.pid
-        _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (_MIB if self._is_full else most, most))
+        """No file grows, for a moment, which ``check`` ends."""
+        if self._node is not None and self._empty_at_s is None:
+            pid = self._node.process.pid
+            _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (_FULL_BYTES, most))
+            self._empty_at_s = time.monotonic() + self._draw.choice(_FULL_S)
 
     @staticmethod
     def _arena_path(node: CacheNode) -> Path:
