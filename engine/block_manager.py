@@ -16,7 +16,7 @@ from cache_tiers.messages import Found
 from engine.block_pool import BlockPool
 from engine.kv_geometry import KvGeometry
 from engine.messages import KEY_STRIDE, CacheEvents
-from engine.prefix_cache import BY_CHAIN_LEN, PrefixCache, num_passed_blocks
+from engine.prefix_cache import CachedBlock, PrefixCache, num_passed_blocks
 from engine.sequence import Sequence
 from engine.step import NO_BLOCK, BlockCopy, TableUpdate
 from engine.write_policy import BlockWriter, HeldBlock
@@ -148,12 +148,9 @@ class BlockManager:
         found = self._cache.find(BlockKey(key))
         return None if found is None else HeldBlock(found[0], found[1].chain_len)
 
-    def next_evicted_keys(self, num_blocks: int) -> list[BlockKey]:
-        """Of those that would be evicted if so many blocks were handed out now; the begin of chains
-        first, without which their ends are of no use.
-        """
-        contents = self._cache.contents(self._pool.next_evicted(num_blocks))
-        return [content.key for content in sorted(contents, key=BY_CHAIN_LEN)]
+    def next_evicted(self, num_blocks: int) -> list[CachedBlock]:
+        """What would be evicted if so many blocks were handed out now, in order."""
+        return self._cache.contents(self._pool.next_evicted(num_blocks))
 
     @property
     def kept_keys(self) -> list[BlockKey]:

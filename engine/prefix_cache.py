@@ -119,7 +119,8 @@ class PrefixCache:
 
     def contents(self, block_ids: Iterable[int]) -> list[CachedBlock]:
         """Of blocks that are cached."""
-        return [self._content[block_id] for block_id in block_ids]
+        content = self._content
+        return [content[block_id] for block_id in block_ids]
 
     def find(self, key: BlockKey) -> tuple[int, CachedBlock] | None:
         """The first group's block of ``key``."""

@@ -55,7 +55,7 @@ class StorePlanner:
         """The plan was carried out."""
         self._tiers.commit(plan, result, self._recompute_s)
         num_ahead = min(STORED_AHEAD_BLOCKS, self._blocks.num_blocks // 2)
-        self._tiers.writer.want(self._blocks.next_evicted_keys(num_ahead))
+        self._tiers.writer.want_ahead(self._blocks.next_evicted(num_ahead))
 
     def _recompute_s(self, chain_len: int) -> float:
         """Of the block that ends a chain, in a step with others; 0 while unknown."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from cache_tiers.messages import Stored
+from engine.prefix_cache import BY_CHAIN_LEN, CachedBlock
 from engine.step import BlockTransfer
 
 
@@ -40,6 +41,8 @@ class BlockWriter:
         self._stored: set[bytes] = set()
         self._wanted: dict[bytes, None] = {}
         """Keys of full blocks, in the order in which they are stored."""
+        self._ahead: set[bytes] = set()
+        """Keys of those that were next to be evicted at the last look."""
         self._partials: list[PartialBlock] = []
         """For the next plan: their blocks may be written again by the one after it."""
         self._evicted: list[PartialBlock] = []
@@ -69,6 +72,7 @@ class BlockWriter:
         self._slots.clear()
         self._stored.clear()
         self._wanted.clear()
+        self._ahead.clear()
         self._partials.clear()
         self._evicted.clear()
         self._planned.clear()
@@ -98,6 +102,16 @@ class BlockWriter:
             stored, planned = self._stored, self._planned
             new = [key for key in keys if key not in stored and key not in planned]
             self._wanted.update(dict.fromkeys(new))
+
+    def want_ahead(self, blocks: list[CachedBlock]) -> None:
+        """Store what will be evicted next, the begin of chains first: their ends are of no use
+        without. Once while it stands there, or what a full node does not take would be stored in
+        every step.
+        """
+        if self._is_open:
+            before, self._ahead = self._ahead, {block.key for block in blocks}
+            new = [block for block in blocks if block.key not in before]
+            self.want([block.key for block in sorted(new, key=BY_CHAIN_LEN)])
 
     def want_partial(self, partial: PartialBlock) -> None:
         """Store it in the very next plan, or never."""

@@ -1,6 +1,8 @@
 """What is copied to the node's cache, and what a slot, a failure or a lost node changes."""
 
+from cache_tiers.keys import BlockKey
 from cache_tiers.messages import Stored
+from engine.prefix_cache import CachedBlock
 from engine.step import BlockTransfer
 from engine.write_policy import BlockWriter, HeldBlock, PartialBlock
 
@@ -125,3 +127,17 @@ def test_without_a_node_nothing_is_wanted_or_counted() -> None:
     assert not writer.is_due
     assert writer.take(MANY, HELD.get) == ()
     assert writer.num_dropped == 0
+
+
+def test_what_will_be_evicted_next_is_stored_ahead_once_even_if_the_node_does_not_keep_it() -> None:
+    writer = make_writer(10, 20)
+    block = CachedBlock(BlockKey(A), group=0, chain_len=1)
+    writer.want_ahead([block])
+    assert [t.key for t in writer.take(MANY, HELD.get)] == [A]
+    writer.commit(free)
+    writer.forget([A])
+
+    writer.want_ahead([block])
+    assert writer.take(MANY, HELD.get) == ()
+    writer.evicted(1, A, 1)
+    assert [t.key for t in writer.take(MANY, HELD.get)] == [A]
