@@ -1,6 +1,7 @@
 """A node's cache as a process of its own, for tests."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -27,6 +28,12 @@ class NodeProcess:
         """As by kill -9."""
         self.process.kill()
         await asyncio.to_thread(self.process.wait)
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
 
 @asynccontextmanager

@@ -74,6 +74,7 @@ async def running(
     max_silence_s: float = MAX_SILENCE_S,
     max_gateway_backlog_bytes: int = MAX_GATEWAY_BACKLOG_BYTES,
     node_cache_socket: Path | None = None,
+    load_timeout_s: float = 2.0,
 ) -> AsyncIterator[tuple[EngineFront, Endpoint]]:
     front = EngineFront(
         EngineSpec(
@@ -81,6 +82,7 @@ async def running(
             checkpoint=checkpoint,
             config=config,
             node_cache_socket=node_cache_socket,
+            load_timeout_s=load_timeout_s,
         ),
         engine_id="tiny/1",
         secret=SECRET,

@@ -2,9 +2,11 @@
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cache_tiers.config import NodeCacheConfig
@@ -137,3 +139,41 @@ async def test_requests_go_on_when_the_node_is_killed_and_use_the_next_one(
                         break
                     await asyncio.sleep(0.3)
                 assert num_restored(gateway, name) > 0
+
+
+async def test_a_node_that_hangs_holds_few_requests_up_and_costs_no_work(
+    checkpoint: Path, unix_dir: Path
+) -> None:
+    config = slow_prefill(kv_cache_bytes=60 * 1024)
+    async with node_process(unix_dir, NODE) as node:
+        socket_path = node.socket_path
+        async with (
+            running(
+                checkpoint, config=config, node_cache_socket=socket_path, load_timeout_s=1.0
+            ) as (front, endpoint),
+            gateway_at(endpoint) as gateway,
+        ):
+            tokens = await ask(gateway, "a")
+            await ask(gateway, "long")
+            node.freeze()
+            times_s = []
+            for name in "bcdef":
+                started_s = time.monotonic()
+                assert await ask(gateway, name) == tokens
+                times_s.append(time.monotonic() - started_s)
+                await ask(gateway, f"long {name}")
+            assert max(times_s) < 2.0  # the time limit, and as long again to compute
+            assert max(times_s[2:]) < 1.0  # nobody asks any more
+            rank = psutil.Process(front.rank_pid)
+            work_s = sum(rank.cpu_times()[:2])
+            await asyncio.sleep(1.0)
+            assert sum(rank.cpu_times()[:2]) - work_s < 0.2
+            node.thaw()
+            async with asyncio.timeout(30):
+                for name in "ghijklmnopqrstuvwxyz":  # until it is connected
+                    assert await ask(gateway, name) == tokens
+                    await ask(gateway, f"other {name}")
+                    if num_restored(gateway, name) > 0:
+                        break
+                    await asyncio.sleep(0.3)
+            assert num_restored(gateway, name) > 0
