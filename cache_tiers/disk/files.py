@@ -6,9 +6,11 @@ device below. Must not know what the files hold.
 """
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -53,11 +55,16 @@ class Files:
         return os.listdir(self._folder)
 
     def num_bytes(self, name: str) -> int | None:
-        """The length of a file; ``None`` where there is none."""
+        """The length of a file; ``None`` where there is none. Raises ``OSError`` if something else
+        has its name.
+        """
         try:
-            return os.stat(name, dir_fd=self._folder).st_size
+            found = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a file of the tier; move it away", name)
+        return found.st_size
 
     def preallocate(self, name: str, num_bytes: int) -> None:
         """Make a new file for which the device has room in full, or none at all."""
@@ -143,14 +150,14 @@ class Files:
         return os.O_DIRECT if self.is_direct else 0
 
     def _open(self, name: str, flags: int) -> int:
-        return os.open(name, flags, 0o600, dir_fd=self._folder)
+        # A link would lead elsewhere, and a pipe be waited for.
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=self._folder)
 
     def _takes_direct_io(self) -> bool:
-        # Some file systems refuse the flag, others only the first transfer.
-        self.is_direct = True
+        # Some file systems refuse the flag, others only the first transfer; full ones the probe.
         self.remove(_PROBE_NAME)
-        self.put(_PROBE_NAME, bytes(ALIGN_BYTES), 0)
         try:
+            self.put(_PROBE_NAME, bytes(ALIGN_BYTES), 0)
             file = self._open(_PROBE_NAME, os.O_RDONLY | os.O_DIRECT)
             try:
                 with mmap.mmap(-1, ALIGN_BYTES) as page:

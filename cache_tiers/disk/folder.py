@@ -78,7 +78,13 @@ class Folder:
     def recover(self) -> None:
         """Find what an earlier process left; blocks. Raises ``OSError``."""
         recovered = recover(self._files, self._journal, self._table)
-        self._journal.flush()
+        try:
+            if recovered.num_damaged_records:
+                self._journal.begin_rewrite()
+                self._journal.rewrite(self._table.records())
+            self._journal.flush()
+        except OSError as error:  # a full device can still be read from
+            self._writing.failed(error)
         self._upkeep.adopt(recovered.quarantined)
         self.counters.recovered = self._table.num_images
         self.counters.damaged_records = recovered.num_damaged_records

@@ -14,6 +14,8 @@ from cache_tiers.disk.records import RECORD_BYTES, Record, decode, encode
 NAME = "headwater-index-1.wal"
 """Another format gets another number."""
 NEW_NAME = NAME + ".new"
+_MAX_DAMAGED = 65_536
+"""In a row: what comes behind is no journal, however long it is."""
 
 
 class Journal:
@@ -36,15 +38,20 @@ class Journal:
         return self._num_written + len(self._pending) // RECORD_BYTES
 
     def replay(self) -> Iterator[Record | None]:
-        """What was written, ``None`` for a damaged record; blocks, raises ``OSError``."""
+        """What was written, ``None`` for a damaged record; blocks, raises ``OSError``. After damage
+        comes a ``rewrite``, or else old records may be read again behind new ones.
+        """
         if self._files.num_bytes(NAME) is None:
             return
-        rest = b""
+        rest, num_damaged = b"", 0
         for chunk in self._files.chunks(NAME):
             content = rest + chunk
             for record in decode(content):
                 self._num_written += 1
                 yield record
+                num_damaged = num_damaged + 1 if record is None else 0
+                if num_damaged == _MAX_DAMAGED:
+                    return
             rest = content[len(content) // RECORD_BYTES * RECORD_BYTES :]
 
     def add(self, record: Record) -> None:

@@ -14,6 +14,8 @@ from cache_tiers.keys import BlockKey
 
 _SLOT_BITS = 24
 MAX_SLOTS = 1 << _SLOT_BITS
+_NUM_NUMBERS = 1 << 32
+"""Of segments, in names and records: a foreign file may have the last one."""
 _MIN_SLOTS = 8
 """Of a segment, if there is room: else much of a file would be left over."""
 _MAX_BAD_SLOTS = 2
@@ -124,7 +126,10 @@ class SegmentTable:
         num_slots = min(self._wanted_slots(layout), room_slots)
         if not num_slots or (num_slots < self._wanted_slots(layout) and self.spare(layout)):
             return None
-        number, self._next_number = self._next_number, self._next_number + 1
+        number = self._next_number % _NUM_NUMBERS
+        while number in self._segments:
+            number = (number + 1) % _NUM_NUMBERS
+        self._next_number = number + 1
         return Segment(number, layout, num_slots)
 
     def spare(self, layout: ImageLayout) -> list[Segment]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from cache_tiers.disk.files import Files
+from cache_tiers.disk.journal import NAME as JOURNAL
+from cache_tiers.disk.records import RECORD_BYTES
 from cache_tiers.disk_tier import DiskTier
 from cache_tiers.tier import Lookup, TierError
 from tests.disk_images import (
@@ -143,6 +145,25 @@ async def test_an_image_whose_record_was_not_written_was_not_acknowledged(device
     tier = await device.open()
     assert [held.key for held in tier.held()] == [key_of(0)]
     assert tier.free_images(LAYOUT) == 31
+    await tier.close()
+
+
+async def test_a_device_that_was_full_at_the_start_is_still_read_from(device: Device) -> None:
+    class Full(Files):
+        def put(self, name: str, content: bytes, offset: int) -> None:
+            raise NO_SPACE
+
+    tier = await device.open()
+    await tier.store([sealed(number) for number in range(4)])
+    await tier.close()
+    with (device.folder / JOURNAL).open("r+b") as file:
+        file.seek(4 * RECORD_BYTES)
+        file.write(b"damage")
+
+    tier = await DiskTier.open([small_config(device.folder, 32)], make_files=Full)
+    assert await tier.load([blank(number) for number in range(4)]) == [True] * 3 + [False]
+    with pytest.raises(TierError, match="No space left"):
+        await tier.store([sealed(5)])
     await tier.close()
 
 
@@ -412,7 +433,7 @@ async def test_a_garbage_journal_is_an_empty_tier(device: Device) -> None:
     tier = await device.open()
     await tier.store([sealed(1)])
     await tier.close()
-    (device.folder / "headwater-index-1.wal").write_bytes(bytes(range(256)) * 40)
+    (device.folder / JOURNAL).write_bytes(bytes(range(256)) * 40)
 
     tier = await device.open()
 
@@ -420,7 +441,58 @@ async def test_a_garbage_journal_is_an_empty_tier(device: Device) -> None:
     assert await tier.store([sealed(1)]) == [True]
     await tier.close()
     tier = await device.open()
+    assert tier.stats().counters.damaged_records == 0, "it was told once"
     assert await tier.load([blank(1)]) == [True]
+    await tier.close()
+
+
+async def test_a_journal_that_goes_on_for_ever_is_read_no_further_than_it_makes_sense(
+    device: Device,
+) -> None:
+    tier = await device.open()
+    await tier.store([sealed(1)])
+    await tier.close()
+    with (device.folder / JOURNAL).open("r+b") as file:
+        file.truncate(1 << 32)
+
+    tier = await device.open()
+    assert await tier.load([blank(1)]) == [True]
+    assert (device.folder / JOURNAL).stat().st_size == 2 * RECORD_BYTES
+    await tier.close()
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, make_pipe, make_link])
+@pytest.mark.parametrize("name", [JOURNAL, "segment-00000000.kv"])
+async def test_what_has_the_name_of_a_file_and_is_none_is_named(
+    device: Device, name: str, make: Callable[[Path], None]
+) -> None:
+    tier = await device.open()
+    await tier.store([sealed(1)])
+    await tier.close()
+    (device.folder / name).unlink()
+    make(device.folder / name)
+
+    with pytest.raises(TierError, match=f"can't be used .*{name}"):
+        await device.open()
+
+
+async def test_a_foreign_file_with_the_last_number_leaves_numbers(device: Device) -> None:
+    await (await device.open()).close()
+    (device.folder / "segment-ffffffff.kv").touch()
+
+    tier = await device.open()
+    assert await tier.store([sealed(number) for number in range(16)]) == [True] * 16
+    await tier.close()
+    tier = await device.open()
+    assert tier.stats().num_images == 16
     await tier.close()
 
 
