@@ -101,7 +101,7 @@ class BlockIndex:
                 column.append(0)
             self._recompute_s.append(0.0)
         self._layout_of[entry] = layout_number
-        self._uses[entry] = 1
+        self._uses[entry] = 0
         if num_tokens != self.layouts[layout_number].block_size_tokens:
             self._partial_tokens[entry] = num_tokens
         self._recompute_s[entry] = recompute_s
@@ -125,9 +125,11 @@ class BlockIndex:
         self.offsets[entry] = NO_SLOT
         self._free.append(entry)
 
-    def use(self, entry: int, num_uses: int, now_s: float) -> None:
-        self._uses[entry] = min(_MAX_USES, num_uses)
+    def touch(self, entry: int, now_s: float) -> None:
         self._ticks[entry] = int((now_s - self._begin_s) * _TICKS_PER_S)
+
+    def count_use(self, entry: int) -> None:
+        self._uses[entry] = min(_MAX_USES, self._uses[entry] + 1)
 
     def key(self, entry: int) -> BlockKey:
         key = self._keys[entry]
@@ -144,6 +146,7 @@ class BlockIndex:
         return entry not in self._partial_tokens
 
     def num_uses(self, entry: int) -> int:
+        """By prompts, since it came in."""
         return self._uses[entry]
 
     def last_used_s(self, entry: int) -> float:

@@ -29,7 +29,7 @@ class DemotionCounters:
     num_overflowed: int = 0
     """Not written since too much was waiting."""
     num_refused: int = 0
-    """By a disk that is full of what is worth more, or fails."""
+    """By a disk that is full of what must stay, or fails."""
     num_evicted: int = 0
     """From the disk, to make room."""
 
@@ -101,16 +101,12 @@ class Demoter:
             await asyncio.wait([self._task])
 
     def _make_room(self, entry: int) -> bool:
-        """On the disk, by what is worth less."""
+        """On the disk, by what is worth least."""
         holdings, index, disk = self._holdings, self._holdings.index, self._disk
         assert disk is not None
         layout, number = index.layout(entry), index.layout_number(entry)
         while disk.free_images(layout) <= self._num_waiting.get(number, 0):
-            now_s = holdings.clock()
-            is_pinned = bool(index.flags[entry] & PINNED)
-            if not is_pinned and not holdings.disk_policy.admits(entry, now_s):
-                return False
-            victim = holdings.disk_policy.evict(now_s, self._can_evict)
+            victim = holdings.disk_policy.evict(holdings.clock(), self._can_evict)
             if victim is None:
                 return False
             self._evict(victim, may_need_more=index.layout_number(victim) != number)

@@ -92,13 +92,13 @@ class Holdings:
         entry = self.index.add(
             layout_number, key, num_tokens, chain_len=chain_len, recompute_s=recompute_s
         )
-        self.index.use(entry, 1, self.clock())
+        self.index.touch(entry, self.clock())
         return entry
 
-    def use(self, entry: int, num_uses: int, chain_len: int, now_s: float) -> None:
+    def use(self, entry: int, chain_len: int, now_s: float) -> None:
         """A prompt has it as its block ``chain_len``; called from the prompt's end on."""
         index = self.index
-        index.use(entry, num_uses, now_s)
+        index.touch(entry, now_s)
         flags = index.flags[entry]
         if not index.chain_lens[entry] and chain_len:
             index.chain_lens[entry] = chain_len

@@ -28,8 +28,6 @@ class HostRoom:
         self._demoter = demoter
         self.granted: set[int] = set()
         """Slots that engines hold, to write to."""
-        self.is_tight = False
-        """For the slots taken last others of their size had to leave."""
         self._full_bytes: int | None = None
         """What was used when there was no slot left; ``None``: that has not happened yet."""
         self.counters = EvictionCounters()
@@ -42,7 +40,6 @@ class HostRoom:
         image_bytes = holdings.index.layouts[layout_number].image_bytes
         offsets: list[int] = []
         slabs = _Slabs(holdings, self.granted)
-        self.is_tight = False
         while len(offsets) < num_slots:
             offset = holdings.allocate(image_bytes)
             if offset is not None:
@@ -82,8 +79,7 @@ class HostRoom:
         if victim is None:
             return False
         self._note_age(now_s - index.last_used_s(victim))
-        self.is_tight = index.layout(victim).image_bytes == image_bytes
-        if self.is_tight:
+        if index.layout(victim).image_bytes == image_bytes:
             return self.let_go(victim)
         self._empty_slab(victim, slabs)
         return True
@@ -107,7 +103,6 @@ class HostRoom:
             victim = holdings.host_policy.evict(holdings.clock(), can_evict)
             if victim is None:
                 return
-            self.is_tight = True
             if not self.let_go(victim):
                 return
 

@@ -19,8 +19,6 @@ from cache_tiers.config import NodeCacheConfig
 from cache_tiers.demoter import Demoter
 from cache_tiers.evictable_tier import EvictableTier
 from cache_tiers.eviction.create import create_policy
-from cache_tiers.eviction.frequency_sketch import FrequencySketch
-from cache_tiers.eviction.reuse_model import ReuseModel
 from cache_tiers.fetcher import Fetcher, FetchResult
 from cache_tiers.holdings import Holdings, SlotMemory
 from cache_tiers.host_room import HostRoom
@@ -59,14 +57,12 @@ class NodeStore:
         """``key_stride``: of ``MediaEvents``. ``image_bytes``: of most images, about."""
         disk_bytes = sum(each.max_bytes for each in config.disks)
         num_host, num_disk = arena.num_bytes // image_bytes, disk_bytes // image_bytes
-        self._reuse = ReuseModel(num_host + num_disk)
-        self._sketch = FrequencySketch(num_host + num_disk)
         self._index = BlockIndex(clock())
         self._holdings = Holdings(
             arena,
             self._index,
-            create_policy(config.policy, self._index, self._reuse, num_host),
-            create_policy(config.policy, self._index, self._reuse, num_disk),
+            create_policy(config.policy, self._index, num_host),
+            create_policy(config.policy, self._index, num_disk),
             clock,
             key_stride,
         )
@@ -97,7 +93,7 @@ class NodeStore:
         store = config.object_store
         self._object_min_ttl_s = float("inf") if store is None else store.min_ttl_s
         self._disk = disk
-        self._num_committed = self._num_known = self._num_not_admitted = 0
+        self._num_committed = self._num_known = 0
         for held in () if disk is None else disk.held():
             self._adopt(held.layout, held.key, held.num_tokens)
 
@@ -115,7 +111,7 @@ class NodeStore:
 
     def commit(self, layout: ImageLayout, stored: Stored) -> bool:
         """A granted slot was filled. False: the slot is free again, since the block is here
-        already, or worth less than all others.
+        already.
         """
         holdings, index = self._holdings, self._index
         number, key, offset = index.number_of(layout), BlockKey(stored.key), stored.offset
@@ -130,19 +126,13 @@ class NodeStore:
             entry = holdings.add(
                 number, key, stored.num_tokens, stored.chain_len, stored.recompute_s
             )
-        num_uses = max(1, self._sketch.estimate(key))
-        holdings.use(entry, num_uses, stored.chain_len, holdings.clock())
+        holdings.use(entry, stored.chain_len, holdings.clock())
         if PinnedBlock(number, key) in self._pins:
             index.flags[entry] |= PINNED
-        is_admitted = self._is_admitted(entry)
         holdings.put_in_slot(entry, offset)
-        if is_admitted:
-            holdings.stay(entry)
-            self._num_committed += 1
-            return True
-        self._num_not_admitted += 1
-        self._room.let_go(entry)
-        return holdings.find(number, key) is not None
+        holdings.stay(entry)
+        self._num_committed += 1
+        return True
 
     async def fetch(self, layout: ImageLayout, fetch: Fetch, peer: Tier | None) -> FetchResult:
         """Bring what is worth it into the arena, by ``fetch.timeout_s``. Nothing is leased after
@@ -194,7 +184,7 @@ class NodeStore:
         table = self._index.table(self._index.number_of(layout))
         for position in range(len(ended.keys) - 1, -1, -1):
             if (entry := table.get(BlockKey(ended.keys[position]))) is not None:
-                holdings.use(entry, self._index.num_uses(entry), position + 1, now_s)
+                holdings.use(entry, position + 1, now_s)
         self._pauses.begin(self._index.number_of(layout), ended)
 
     def record_load(self, layout: ImageLayout, loaded: Loaded) -> None:
@@ -251,7 +241,6 @@ class NodeStore:
             num_granted=len(self._room.granted),
             num_committed=self._num_committed,
             num_known=self._num_known,
-            num_not_admitted=self._num_not_admitted,
             num_evicted=evictions.num_evicted,
             num_dropped=evictions.num_dropped,
             num_demoted=demotions.num_written,
@@ -284,26 +273,19 @@ class NodeStore:
             entry = self._holdings.add(number, key, num_tokens, 0, 0.0)
             self._holdings.put_on_disk(entry)
 
-    def _is_admitted(self, entry: int) -> bool:
-        """Only who takes another's place must be worth it."""
-        if self._index.flags[entry] & PINNED or not self._room.is_tight:
-            return True
-        return self._holdings.host_policy.admits(entry, self._holdings.clock())
-
     def _note_use(self, layout_number: int, fetch: Fetch) -> None:
         """From the end on, so that the beginning counts as used last."""
         holdings, now_s = self._holdings, self._holdings.clock()
         keys = [BlockKey(key) for key in fetch.keys]
         self._pauses.think_time.end(layout_number, keys, now_s)
-        counts = self._sketch.add(keys)
-        self._reuse.record(keys, counts, now_s)
         table = self._index.table(layout_number)
         for partial in fetch.partials:
             if (entry := table.get(BlockKey(partial.key))) is not None:
-                holdings.use(entry, 1, 0, now_s)
+                holdings.use(entry, 0, now_s)
         for position in range(len(keys) - 1, -1, -1):
             if (entry := table.get(keys[position])) is not None:
-                holdings.use(entry, counts[position], position + 1, now_s)
+                self._index.count_use(entry)
+                holdings.use(entry, position + 1, now_s)
 
     def _set_pinned(self, block: PinnedBlock, *, is_pinned: bool) -> None:
         entry = self._holdings.find(block.layout_number, block.key)

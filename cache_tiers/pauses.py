@@ -6,7 +6,6 @@
 from cache_tiers.block_index import DISK, HOST, LEAVING, LOADING, PINNED
 from cache_tiers.demoter import Demoter
 from cache_tiers.evictable_tier import EvictableTier
-from cache_tiers.eviction.reuse_model import MAX_CLASS, reuse_class
 from cache_tiers.holdings import Holdings
 from cache_tiers.host_room import HostRoom
 from cache_tiers.image_loads import ImageLoads, Wanted
@@ -19,6 +18,8 @@ from cache_tiers.tier import TierKind
 _LEAD_FACTOR = 2.0
 _LEAD_S = 1.0
 """Besides what the load takes, twice: before it is wanted."""
+_MANY_USES = 16
+"""Of a block that more than one session begins with, most likely."""
 _PROMOTED_S = 0.25
 """Seconds of the disk's reading that one tick asks for at most."""
 
@@ -77,7 +78,7 @@ class PauseKeeper:
             entry = holdings.find(pause.layout_number, BlockKey(key))
             if entry is None:
                 continue
-            is_shared = reuse_class(index.num_uses(entry)) == MAX_CLASS
+            is_shared = index.num_uses(entry) >= _MANY_USES
             is_here = index.flags[entry] & (HOST | LEAVING | PINNED) == HOST
             if is_shared or not is_here or not holdings.may_leave(entry):
                 continue
@@ -100,7 +101,7 @@ class PauseKeeper:
             if index.flags[entry] & (HOST | LOADING | DISK) == DISK:
                 wanted.append(Wanted(key, index.num_tokens(entry), index.chain_lens[entry], 0.0))
                 # As good as used: it is to be there when it is.
-                index.use(entry, index.num_uses(entry), holdings.clock())
+                index.touch(entry, holdings.clock())
         loads = self._loads.start(self._disk, pause.layout_number, wanted, is_asked=False)
         self.num_promoted += len(loads)
         return len(loads)

@@ -36,7 +36,6 @@ class NodeStoreStats:
     num_committed: int
     num_known: int
     """Commits of what the arena had."""
-    num_not_admitted: int
     num_evicted: int
     """From the arena."""
     num_dropped: int

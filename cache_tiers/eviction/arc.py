@@ -59,9 +59,6 @@ class ArcPolicy:
                 return victim
         return None
 
-    def admits(self, entry: int, now_s: float) -> bool:
-        return True
-
     def _trim_ghosts(self) -> None:
         while self._once_ghosts and len(self._once) + len(self._once_ghosts) > self._capacity:
             self._once_ghosts.popitem(last=False)

@@ -16,10 +16,6 @@ class BlockFacts(Protocol):
         """Blocks with the same one are of one model and size."""
         ...
 
-    def num_uses(self, entry: int) -> int:
-        """Lately, as far as it is known."""
-        ...
-
     def last_used_s(self, entry: int) -> float: ...
 
     def worth(self, entry: int) -> float:
@@ -48,8 +44,4 @@ class EvictionPolicy(Protocol):
 
     def evict(self, now_s: float, can_evict: CanEvict) -> int | None:
         """Choose a block, which is out from now on; ``None``: none may leave."""
-        ...
-
-    def admits(self, entry: int, now_s: float) -> bool:
-        """Whether a block that is not in is worth more than the one that would leave for it."""
         ...

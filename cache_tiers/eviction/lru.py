@@ -25,6 +25,3 @@ class LruPolicy:
         if victim is not None:
             del self._entries[victim]
         return victim
-
-    def admits(self, entry: int, now_s: float) -> bool:
-        return True

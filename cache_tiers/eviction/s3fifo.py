@@ -49,9 +49,6 @@ class S3FifoPolicy:
             del self._frequencies[victim]
         return victim
 
-    def admits(self, entry: int, now_s: float) -> bool:
-        return True
-
     def _evict_small(self, can_evict: CanEvict) -> int | None:
         for _ in range(len(self._small)):
             entry = next(iter(self._small))

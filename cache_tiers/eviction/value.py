@@ -1,19 +1,18 @@
-"""What saves the least computing leaves first: expected uses per second and byte, times seconds of
-computing.
+"""What saves the least computing leaves first: seconds of computing per byte, over the time since
+the last use, which stands for the time to the next.
 
-Blocks used about as often, of one model, stand in one list, in the order of their last use; lists
-are compared by their oldest block. So the blocks of a chain leave from its end, and none is
-searched for. Greedy-Dual-Size-Frequency (Cherkasova, 1998) with learned instead of assumed rates.
+Blocks of one model stand in one list, in the order of their last use; lists are compared by their
+oldest block. So the blocks of a chain leave from its end, and none is searched for. Of one model
+this is LRU: no account of past uses did better on public traces (docs/experiments.md).
 """
 
 import heapq
 from array import array
 
 from cache_tiers.eviction.base import BlockFacts, CanEvict
-from cache_tiers.eviction.reuse_model import ReuseModel, reuse_class
 
 _NONE = -1
-_CLASSES_PER_LAYOUT = 8
+_LEAST_AGE_S = 0.01
 
 
 class _Ends:
@@ -27,13 +26,12 @@ class _Ends:
 
 
 class ValuePolicy:
-    """An ``EvictionPolicy``. Costs 10 bytes a block: links in arrays by the blocks' numbers."""
+    """An ``EvictionPolicy``. Costs 8 bytes a block: links in arrays by the blocks' numbers."""
 
-    def __init__(self, blocks: BlockFacts, reuse: ReuseModel) -> None:
+    def __init__(self, blocks: BlockFacts) -> None:
         self._blocks = blocks
-        self._reuse = reuse
         self._lists: dict[int, _Ends] = {}
-        self._list_of = array("H")
+        """By layout."""
         self._older = array("i")
         self._newer = array("i")
 
@@ -41,16 +39,15 @@ class ValuePolicy:
         while entry >= len(self._older):
             self._older.append(_NONE)
             self._newer.append(_NONE)
-            self._list_of.append(0)
-        self._append(entry, self._number(entry))
+        self._append(entry)
 
     def touch(self, entry: int, now_s: float) -> None:
         self.remove(entry)
-        self._append(entry, self._number(entry))
+        self._append(entry)
 
     def remove(self, entry: int) -> None:
         older, newer = self._older[entry], self._newer[entry]
-        ends = self._lists[self._list_of[entry]]
+        ends = self._lists[self._blocks.layout_number(entry)]
         if older == _NONE:
             ends.oldest = newer
         else:
@@ -65,10 +62,6 @@ class ValuePolicy:
         if victim is not None:
             self.remove(victim)
         return victim
-
-    def admits(self, entry: int, now_s: float) -> bool:
-        least = self._least(now_s, lambda _: True)
-        return least is None or self._value(entry, now_s) >= self._value(least, now_s)
 
     def _least(self, now_s: float, can_evict: CanEvict) -> int | None:
         """Of equal ones the oldest."""
@@ -85,28 +78,18 @@ class ValuePolicy:
             # It is asked again when the others of its list have been: some must stay for long.
             moved.add(entry)
             self.remove(entry)
-            self._append(entry, number)
+            self._append(entry)
             oldest = self._lists[number].oldest
             if oldest not in moved:
                 heapq.heappush(candidates, (*self._rank(oldest, now_s), oldest, number))
         return None
 
     def _rank(self, entry: int, now_s: float) -> tuple[float, float]:
-        return self._value(entry, now_s), self._blocks.last_used_s(entry)
+        used_s = self._blocks.last_used_s(entry)
+        return self._blocks.worth(entry) / max(_LEAST_AGE_S, now_s - used_s), used_s
 
-    def _value(self, entry: int, now_s: float) -> float:
-        blocks = self._blocks
-        number = reuse_class(blocks.num_uses(entry))
-        age_s = now_s - blocks.last_used_s(entry)
-        return self._reuse.uses_per_s(number, age_s) * blocks.worth(entry)
-
-    def _number(self, entry: int) -> int:
-        number = reuse_class(self._blocks.num_uses(entry))
-        return self._blocks.layout_number(entry) * _CLASSES_PER_LAYOUT + number
-
-    def _append(self, entry: int, number: int) -> None:
-        ends = self._lists.setdefault(number, _Ends())
-        self._list_of[entry] = number
+    def _append(self, entry: int) -> None:
+        ends = self._lists.setdefault(self._blocks.layout_number(entry), _Ends())
         self._older[entry], self._newer[entry] = ends.newest, _NONE
         if ends.newest == _NONE:
             ends.oldest = entry

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from cache_tiers.eviction.base import EvictionPolicy
 from cache_tiers.eviction.create import PolicyName, create_policy
-from cache_tiers.eviction.reuse_model import ReuseModel
 from cache_tiers.eviction.value import ValuePolicy
 
 NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -19,7 +18,6 @@ NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 class Facts:
     """Blocks are their own keys; all else is what a test says."""
 
-    uses: dict[int, int] = field(default_factory=dict)
     used_s: dict[int, float] = field(default_factory=dict)
     worths: dict[int, float] = field(default_factory=dict)
 
@@ -29,9 +27,6 @@ class Facts:
     def layout_number(self, entry: int) -> int:
         return entry % 2
 
-    def num_uses(self, entry: int) -> int:
-        return self.uses.get(entry, 1)
-
     def last_used_s(self, entry: int) -> float:
         return self.used_s.get(entry, 0.0)
 
@@ -40,7 +35,7 @@ class Facts:
 
 
 def make(name: PolicyName, capacity: int = 4) -> EvictionPolicy:
-    return create_policy(name, Facts(), ReuseModel(capacity), capacity)
+    return create_policy(name, Facts(), capacity)
 
 
 def evict(policy: EvictionPolicy) -> int | None:
@@ -54,13 +49,12 @@ def test_what_is_in_leaves_once_and_nothing_that_must_stay(
     name: PolicyName, data: st.DataObject
 ) -> None:
     facts = Facts()
-    policy = create_policy(name, facts, ReuseModel(4), 4)
+    policy = create_policy(name, facts, 4)
     held: set[int] = set()
     for step in range(data.draw(st.integers(1, 40))):
         entry = data.draw(st.integers(0, 7))
         now_s = float(step)
         facts.used_s[entry] = now_s
-        facts.uses[entry] = facts.uses.get(entry, 0) + 1
         match data.draw(st.sampled_from(["use", "remove", "evict"])):
             case "use" if entry in held:
                 policy.touch(entry, now_s)
@@ -129,37 +123,32 @@ def test_arc_learns_to_favour_recency_from_its_ghosts() -> None:
     assert evict(policy) == 1
 
 
-def test_value_weighs_reuse_by_what_it_saves() -> None:
-    facts = Facts(worths={0: 1.0, 2: 3.0, 1: 2.0})
-    policy = ValuePolicy(facts, ReuseModel(4))
-    for entry in (2, 0, 1):  # layouts differ between odd and even
+def test_value_is_lru_among_blocks_of_one_model() -> None:
+    facts = Facts()
+    policy = ValuePolicy(facts)
+    for step, entry in enumerate((0, 2, 4, 0)):
+        facts.used_s[entry] = float(step)
+        policy.touch(entry, step) if step == 3 else policy.insert(entry, step)
+    assert [evict(policy) for _ in range(3)] == [2, 4, 0]
+
+
+def test_value_weighs_age_by_what_a_byte_saves() -> None:
+    """The model of odd blocks takes three times as long to compute a byte of KV."""
+    facts = Facts(
+        worths={0: 1.0, 2: 1.0, 1: 3.0, 3: 3.0}, used_s={0: 0.0, 2: 60.0, 1: 0.0, 3: 60.0}
+    )
+    policy = ValuePolicy(facts)
+    for entry in (0, 1, 2, 3):
+        policy.insert(entry, facts.used_s[entry])
+    # Ages at 100 s, over worths: 100, 33, 40, 13.
+    assert [policy.evict(100.0, lambda _: True) for _ in range(4)] == [0, 2, 1, 3]
+
+
+def test_value_passes_over_what_must_stay() -> None:
+    policy = ValuePolicy(Facts(worths={0: 1.0, 1: 2.0, 2: 1.0}))
+    for entry in (0, 1, 2):
         policy.insert(entry, 0.0)
-    assert policy.evict(0.0, lambda entry: entry != 0) == 1
-    assert [evict(policy) for _ in range(2)] == [2, 0], "of alike ones the oldest"
-
-
-def test_value_admits_only_what_is_worth_more_than_what_would_leave() -> None:
-    facts = Facts(worths={0: 2.0, 1: 1.0, 3: 3.0})
-    policy = ValuePolicy(facts, ReuseModel(4))
-    assert policy.admits(1, 0.0)
-    policy.insert(0, 0.0)
-    assert not policy.admits(1, 0.0)
-    assert policy.admits(3, 0.0)
-
-
-def test_value_learns_who_comes_back() -> None:
-    """Blocks used twice return every 10 s, blocks used once never; LRU would keep the latter."""
-    reuse, facts = ReuseModel(256), Facts()
-    once = (key for key in range(10_000, 10**6))
-    for step in range(400):
-        now_s = 10.0 * step
-        regulars = [entry.to_bytes(16, "little") for entry in range(8)]
-        strangers = [next(once).to_bytes(16, "little") for _ in range(8)]
-        reuse.record(regulars, [2 + step] * 8, now_s)
-        reuse.record(strangers, [1] * 8, now_s)
-    assert reuse.uses_per_s(4, 5.0) > 5 * reuse.uses_per_s(0, 5.0)
-    policy = ValuePolicy(facts, reuse)
-    facts.uses, facts.used_s = {0: 20, 2: 1}, {0: 3990.0, 2: 3995.0}
-    policy.insert(0, 3990.0)
-    policy.insert(2, 3995.0)
-    assert policy.evict(3996.0, lambda _: True) == 2
+    assert policy.evict(1.0, lambda entry: entry == 1) == 1
+    assert policy.evict(1.0, lambda entry: entry != 0) == 2
+    assert policy.evict(1.0, lambda _: False) is None
+    assert evict(policy) == 0
