@@ -4,6 +4,7 @@
 - ``disk``: the disk tier beside plain sequential reads and writes, all with ``O_DIRECT``.
 - ``peer``: another process's images beside raw TCP over as many streams.
 - ``index``: what the node remembers of each block, and how quickly it finds them.
+- ``idle``: what tiers that have nothing to do add to planning a step.
 - ``ttft_cpu``, ``ttft_nvme``, ``ttft_peer``: time to first token of a long prompt of a real model,
   restored from that tier alone, beside computing it and beside what the medium takes.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from benchmarks.cache_tiers_copies import measure_copies
 from benchmarks.cache_tiers_disk import measure_disk
 from benchmarks.cache_tiers_engine import TierModel
+from benchmarks.cache_tiers_idle import measure_idle
 from benchmarks.cache_tiers_index import measure_index
 from benchmarks.cache_tiers_peer import measure_peer
 from benchmarks.cache_tiers_scenes import SCENES
@@ -35,7 +37,7 @@ _SEED = 0
 _POOL_BYTES = 128 * MIB
 """Room for one prompt and its answer."""
 _MAX_NUM_SEQS = 4
-CASES = ("copies", "disk", "peer", "index", *(f"ttft_{tier}" for tier in SCENES))
+CASES = ("copies", "disk", "peer", "index", "idle", *(f"ttft_{tier}" for tier in SCENES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_threads=options.threads, kv_cache_bytes=_POOL_BYTES, max_num_seqs=_MAX_NUM_SEQS
     )
     try:
-        results = [*_measure_media(options), *_measure_ttft(options, config)]
+        results = [*_measure_parts(options), *_measure_ttft(options, config)]
         BenchmarkResult.of_this_machine(
             name="cache_tiers",
             config={
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure_media(options: argparse.Namespace) -> list[CaseResult]:
+def _measure_parts(options: argparse.Namespace) -> list[CaseResult]:
     size: Size = SHORT if options.short else FULL
     pairs: int = options.pairs
     measures: Mapping[str, Callable[[], list[CaseResult]]] = {
@@ -85,6 +87,7 @@ def _measure_media(options: argparse.Namespace) -> list[CaseResult]:
         "disk": lambda: measure_disk(size.num_images, pairs, options.folder),
         "peer": lambda: measure_peer(size.num_images, pairs),
         "index": lambda: measure_index(size.num_indexed_blocks, pairs),
+        "idle": lambda: measure_idle(options.checkpoint, pairs),
     }
     return [
         result for case, measure in measures.items() if case in options.case for result in measure()

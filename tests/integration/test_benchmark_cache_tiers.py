@@ -34,6 +34,15 @@ def test_every_medium_is_held_against_its_limit(tmp_path: Path) -> None:
     assert cases["metadata_lookups_per_s"].value > 0.0
 
 
+def test_idle_tiers_are_held_against_none(tmp_path: Path) -> None:
+    out = tmp_path / "idle.json"
+    checkpoint = str(quickstart_checkpoint().path)
+    assert cache_tiers.main([*arguments(out, "idle"), "--checkpoint", checkpoint]) == 0
+    [case] = read_result(out).results
+    assert case.peer_value is not None
+    assert 0.0 < case.value < 2.0 * case.peer_value
+
+
 def test_a_prompt_comes_from_the_tier_named(tmp_path: Path) -> None:
     out = tmp_path / "ttft.json"
     checkpoint = str(quickstart_checkpoint().path)
