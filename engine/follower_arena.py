@@ -8,8 +8,8 @@ from cache_tiers.messages import Open
 from cache_tiers.node_client import connect
 from engine.messages import KEY_STRIDE
 
-_CONNECT_TIMEOUT_S = 5.0
-"""Rank 0, which waits for this, has just been answered by the same process."""
+_CONNECT_TIMEOUT_S = 1.0
+"""Rank 0 has just been answered by the same process; it waits for this, and all streams with it."""
 
 
 class FollowerArena:

@@ -6,6 +6,8 @@ then nobody holds its blocks. An image that is not what it should be ends its re
 after it is computed. Must not know the connection, or how much a step may move.
 """
 
+import logging
+
 from engine.block_manager import BlockManager, PrefixHit
 from engine.notes import NoteKind, Notes
 from engine.places import SchedulerTotals
@@ -14,6 +16,8 @@ from engine.restores import PendingLoad, Restore
 from engine.sequence import Sequence
 from engine.step import BlockTransfer, StepPlan, StepResult
 from engine.tier_desk import TierDesk
+
+logger = logging.getLogger(__name__)
 
 
 class RestorePlanner:
@@ -127,7 +131,12 @@ class RestorePlanner:
             return  # it ended, or the node is gone
         if is_differing:
             restore.bad_keys.append(restore.check.image.key)
-            self._tiers.report_difference(sequence, restore.check.image)
+            logger.error(
+                "a block of request %s was computed again and is not what the node's cache (%s) "
+                "holds of it; that image is given up",
+                sequence.request.request_id,
+                restore.check.image.kind,
+            )
         restore.check = None
         if restore.is_done:
             self._end(sequence)

@@ -7,7 +7,6 @@ engine computes. Call order: ``poll`` between steps, execution, and ``commit`` o
 ``abandon``. Must not know how a step is planned, or tensors.
 """
 
-import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
@@ -19,7 +18,6 @@ from cache_tiers.messages import (
     Exported,
     Fetch,
     Fetched,
-    Found,
     Gone,
     MediaEvents,
     RecomputeCost,
@@ -28,10 +26,11 @@ from cache_tiers.messages import (
 )
 from engine.breakpoints import Breakpoints, find_partial
 from engine.fetches import Fetches, WaitingRequest
+from engine.leases import Leases
 from engine.media_events import MediaEventLog
 from engine.messages import CacheEvents, FinishReason
 from engine.observations import TierStats
-from engine.restores import Restore, make_restore
+from engine.restores import make_restore
 from engine.sequence import Sequence
 from engine.step import StepPlan, StepResult
 from engine.tier_counts import TierCounts
@@ -39,8 +38,6 @@ from engine.tier_link import LinkDown, LinkNews, LinkUp, NodeLink
 from engine.transfer_pace import TransferPace
 from engine.write_policy import BlockWriter
 from wire.pipe import SyncPipe, wait_any
-
-logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S = 2.0
 """A prompt waits no longer for the node."""
@@ -80,8 +77,7 @@ class TierDesk:
         self._silent_since_s: float | None = None
         """Since then prompts have been waiting, and the node said nothing at all."""
         self._fetches = Fetches()
-        self._leases: dict[int, Sequence] = {}
-        """Sequences with a ``Restore``, by its fetch."""
+        self._leases = Leases(link.send)
         self._exports: dict[int, list[bytes]] = {}
         """Keys that are yet to be stored."""
         self._media = MediaEventLog()
@@ -215,23 +211,15 @@ class TierDesk:
         restore = sequence.restore
         assert restore is not None
         sequence.restored, sequence.restore = restore.usage(), None
-        self._end_lease(restore)
         self.counts.load_s += restore.load_s
+        if self._leases.end(restore):
+            self.writer.forget(restore.bad_keys)
 
     def stats(self) -> TierStats:
         return self.counts.stats(
             is_connected=self._is_up,
             num_dropped=self.writer.num_dropped,
             num_wanted=self.writer.num_wanted,
-        )
-
-    def report_difference(self, sequence: Sequence, image: Found) -> None:
-        """What was computed in place of ``image`` is not what it holds."""
-        logger.error(
-            "a block of request %s was computed again and is not what the node's cache (%s) holds "
-            "of it; that image is given up",
-            sequence.request.request_id,
-            image.kind,
         )
 
     def reach_breakpoints(self, sequence: Sequence, now_s: float) -> None:
@@ -266,10 +254,7 @@ class TierDesk:
         """After a failure all requests end."""
         self.abandon()
         self._fetches.take_all()
-        for fetch_id, sequence in self._leases.items():
-            sequence.restore = None
-            self._link.send(Cancel(fetch_id))
-        self._leases.clear()
+        self._leases.cancel()
 
     def take_events(self, numbers: Iterator[int]) -> list[CacheEvents]:
         """What the node's media gained and lost since the last call."""
@@ -277,15 +262,6 @@ class TierDesk:
 
     def close(self) -> None:
         self._link.close()
-
-    def _end_lease(self, restore: Restore) -> None:
-        if self._leases.pop(restore.fetch_id, None) is None:
-            return  # the node was lost meanwhile
-        self.writer.forget(restore.bad_keys)
-        if restore.num_loaded > 0 or restore.bad_keys:
-            self._link.send(restore.end())
-        else:
-            self._link.send(Cancel(restore.fetch_id))
 
     def _take(self, news: LinkNews, ready: list[list[Sequence]]) -> None:
         match news:
@@ -339,10 +315,7 @@ class TierDesk:
         self._exports.clear()
         self._media.forget()
         ready += [request.samples for request in self._fetches.take_all()]
-        for sequence in self._leases.values():
-            assert sequence.restore is not None
-            sequence.restore.drop()
-        self._leases.clear()
+        self._leases.lose()
 
     def _take_fetched(self, fetched: Fetched, ready: list[list[Sequence]]) -> None:
         request = self._fetches.answered(fetched.fetch_id)
@@ -356,13 +329,13 @@ class TierDesk:
             return
         first = request.samples[0]
         self.counts.record_fetch(fetched)
-        first.restore = make_restore(
+        restore = make_restore(
             fetched,
             block_size_tokens=self._block_size,
             partials=request.partials,
             is_checked=self._is_checked(first.request.request_id),
         )
-        self._leases[fetched.fetch_id] = first
+        self._leases.begin(first, restore)
 
     def _is_checked(self, request_id: str) -> bool:
         return zlib.crc32(request_id.encode()) % self._check_period == 0
