@@ -59,8 +59,8 @@ async def opened(
         await tier.close()
 
 
-def impatient(num_connections: int = 4) -> ObjectLimits:
-    return ObjectLimits(ClientLimits(num_connections), load_timeout_s=0.05, store_timeout_s=0.05)
+def impatient() -> ObjectLimits:
+    return ObjectLimits(ClientLimits(num_connections=4), load_timeout_s=0.05)
 
 
 async def test_what_is_stored_is_found_and_loaded() -> None:
@@ -203,7 +203,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_whatever_happens_what_is_loaded_is_what_was_stored(
     steps: list[tuple[str, int, int]],
