@@ -251,6 +251,19 @@ def test_whatever_is_cancelled_leases_end_and_images_are_right(
     asyncio.run(run())
 
 
+async def test_the_next_server_listens_where_the_last_one_did_if_it_can() -> None:
+    async with serving(Shelf(1, LAYOUT)) as server:
+        taken = server.address
+        other = PeerServer(Shelf(1, LAYOUT), taken.host, taken.secret, port=taken.port)
+        await other.start()
+        assert other.address.port != taken.port
+        await other.close()
+    again = PeerServer(Shelf(1, LAYOUT), taken.host, taken.secret, port=taken.port)
+    await again.start()
+    assert again.address == taken
+    await again.close()
+
+
 def test_a_secret_too_short_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="at least 16 bytes"):
         PeerServer(Shelf(), "127.0.0.1", b"short")

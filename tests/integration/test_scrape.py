@@ -84,3 +84,14 @@ async def test_a_closed_server_refuses_even_a_connection_that_was_kept(
     await server.close()
     with pytest.raises(aiohttp.ClientError):
         await client.fetch(target)
+
+
+async def test_the_next_page_is_served_where_the_last_one_was_if_it_can() -> None:
+    first, target = await serve(Page())
+    second = ScrapeServer(Page().render, host=HOST)
+    assert await second.start(target.port) != target.port
+    await first.close()
+    third = ScrapeServer(Page().render, host=HOST)
+    assert await third.start(target.port) == target.port
+    await second.close()
+    await third.close()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.routing.candidate import LOCAL, Candidate, HeldPrefix, ReplicaRates, Source, SourceKind
-from app.routing.prefill import Holder, cheapest_prefill, longest_holder
+from app.routing.prefill import Holder, cheapest_prefill, longest_holder, longest_lender
 from engine.messages import LoadView
 
 TOKEN_S = 0.001
@@ -86,6 +86,23 @@ def test_who_holds_most_lends_and_equals_take_turns() -> None:
     lenders = {longest_holder(holders, turn) for turn in range(4)}
     assert lenders == {Holder(Source(SourceKind.PEER, name), 9) for name in ("b", "c")}
     assert longest_holder([replica()], 0) is None
+
+
+def test_only_who_can_lend_lends() -> None:
+    most = replica(HeldPrefix(900), engine_id="most", can_lend=False)
+    some = replica(HeldPrefix(300), engine_id="some")
+    assert longest_lender([most, some], 0) == Holder(Source(SourceKind.PEER, "some"), 300)
+    assert longest_lender([most], 0) is None
+
+
+def test_a_transfer_counts_what_comes_from_the_source_and_a_doubtful_pull_brings_less() -> None:
+    rates = ReplicaRates(peer_tokens_per_s=10_000)
+    whole = cheapest_prefill(1000, replica(HeldPrefix(100), rates=rates), TOKEN_S, PEER)
+    assert (whole.transfer_tokens, whole.compute_s) == pytest.approx((800, 0.1))
+    doubtful = replica(HeldPrefix(100), rates=rates, pull_probability=0.5)
+    half = cheapest_prefill(1000, doubtful, TOKEN_S, PEER)
+    assert (half.transfer_tokens, half.compute_s) == pytest.approx((400, 0.5))
+    assert cheapest_prefill(1000, doubtful, TOKEN_S).transfer_tokens == 0
 
 
 SPEEDS = st.just(0.0) | st.floats(1.0, 1e9)
