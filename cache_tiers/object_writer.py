@@ -4,7 +4,6 @@ What fails is left out: whoever pins it again asks again. Must not know pins.
 """
 
 import asyncio
-import logging
 from collections import deque
 
 from cache_tiers.block_index import DISK, HOST, LOADING
@@ -13,8 +12,6 @@ from cache_tiers.holdings import Holdings
 from cache_tiers.image_loads import ImageLoads, Wanted
 from cache_tiers.pins import PinnedBlock
 from cache_tiers.tier import Lookup, Tier, TierError
-
-logger = logging.getLogger(__name__)
 
 _BATCH = 16
 _MAX_WAITING = 64 * 1024
@@ -87,9 +84,8 @@ class ObjectWriter:
             stored = await self._object_store.store(images) if images else []
             self.num_written += sum(stored)
             self.num_failed += len(missing) - sum(stored)
-        except TierError as error:
+        except TierError:  # which the store has told once
             self.num_failed += len(blocks)
-            logger.warning("pinned KV did not reach the object store: %s", error)
         finally:
             for offset in offsets:
                 holdings.drop_lease(offset)

@@ -34,7 +34,7 @@ class Lookup(Enum):
 
 class TierError(Exception):
     """A tier can't do what it was asked for: full, read-only, unreachable, too slow. The message
-    says why and what to do; the tier's caller goes on without it.
+    says why and what to do; the tier's caller goes on without it, and leaves the log line to it.
     """
 
 
