@@ -89,7 +89,10 @@ async def fuzz(folder: Path, size: int, num_cycles: int, seed: int) -> Report:
             started.append(engine)
         weights = _EVENT_WEIGHTS if size == 1 else _GROUP_EVENT_WEIGHTS
         report = await Campaign(reference, sides, draw, event_weights=weights).run(num_cycles)
+        while started:
+            await started.pop().close()
         for node in nodes:
+            node.check_at_rest()
             node.close()
         return report
     finally:

@@ -24,6 +24,8 @@ _LOAD_TIMEOUT_S = 0.5
 _FULL_BYTES = 1024
 """No longer may files become."""
 _FULL_S = (0.2, 1.0, 3.0)
+_REST_S = 15.0
+_POLL_S = 0.1
 _PAUSES_S = (0.05, 0.3, 0.8)
 
 
@@ -82,6 +84,23 @@ class FuzzNode:
             self._empty_at_s = None
             _, most = resource.prlimit(self._node.process.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(self._node.process.pid, resource.RLIMIT_FSIZE, (most, most))
+
+    def check_at_rest(self) -> None:
+        """No engine and no other node asks anything any more: raises ``ResultError`` if something
+        is held for one that is gone, or one broke the protocol.
+        """
+        if self._node is None:
+            return
+        self.resume()
+        deadline_s = time.monotonic() + _REST_S
+        while True:
+            stats = self._node.stats()
+            num_held = stats.store.num_leases + stats.store.num_granted + stats.engines.num_engines
+            if num_held == 0 and stats.engines.num_violations == 0:
+                return
+            if time.monotonic() > deadline_s:
+                raise ResultError(f"a node is not at rest: {stats}")
+            time.sleep(_POLL_S)
 
     def pause(self) -> None:
         """For a moment, which ``check`` ends."""
