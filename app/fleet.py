@@ -157,12 +157,12 @@ class Fleet:
         matching = self._prefixes.match(job)
         held_keys = held_by(matching, member.engine_id)
         candidate = self._candidates.submitted(member, job, held_keys, now_s)
-        lender = self._sources.lender(member, job, self._members.values(), matching, now_s)
+        lender = self._sources.lender(member, job, self._members, matching, now_s)
         num_tokens = len(job.prompt.token_ids)
         prefill, job.predicted_ttft_s = outlook(num_tokens, candidate, lender)
         job.expected_transfer = expected_transfer(prefill)
         num_found = candidate.num_cached_tokens + round(prefill.transfer_tokens)
-        num_found = min(num_found, num_tokens - 1)
+        num_found = min(num_found, num_tokens - 1)  # the last one is always computed
         # Of what was generated before, the engine does not count what it finds.
         job.predicted_cached_tokens = min(num_found, num_tokens - job.num_generated)
         num_uncached_tokens = num_tokens - num_found

@@ -4,7 +4,7 @@ what its engine then loaded.
 Must not choose engines, nor send.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from app.held_prefixes import HeldPrefixes
 from app.member import Member
@@ -31,11 +31,11 @@ class Sources:
         self,
         member: Member,
         job: Job,
-        others: Iterable[Member],
+        members: Mapping[str, Member],
         matching: Mapping[str, HeldKeys],
         now_s: float,
     ) -> Holder | None:
-        """Of ``others`` whoever has most of the prompt where ``member`` can pull it from.
+        """Of the other ``members`` whoever has most of the prompt where ``member`` can pull it from.
 
         What was sent there and is not computed yet can't be pulled.
         """
@@ -43,9 +43,9 @@ class Sources:
         if card.node_cache is None:
             return None
         best: Holder | None = None
-        for other in others:
-            engine_id = other.engine_id
-            if engine_id not in matching or other is member or other.client.card.node_cache is None:
+        for engine_id in matching:
+            other = members.get(engine_id, member)
+            if other is member or other.client.card.node_cache is None:
                 continue
             num_keys = self._prefixes.index.num_confirmed(
                 engine_id, job.prompt.index_keys, Medium.DISK
