@@ -35,7 +35,7 @@ class Sources:
         matching: Mapping[str, HeldKeys],
         now_s: float,
     ) -> Holder | None:
-        """Of the other ``members`` whoever has most of the prompt where ``member`` can pull it from.
+        """Of the other ``members`` whoever has most of the prompt for ``member`` to pull.
 
         What was sent there and is not computed yet can't be pulled.
         """
