@@ -18,7 +18,7 @@ from engine.engine import Engine
 from engine.messages import EngineRequest, FinishReason, SamplingParams, ServiceClass
 from engine.runner import create_runner
 from engine.step import ModelRunner
-from tests.unit.engine.fakes import Answer, collect, run_to_end
+from tests.unit.engine.fakes import Answer, FakeClock, collect, run_to_end
 from tests.unit.engine.test_parallel_runner import assert_alike
 from tests.unit.engine.test_torch_runner import BLOCK_SIZE, ROOT_KEY
 from tests.unit.engine.thread_ranks import RankThreads
@@ -132,6 +132,7 @@ def run_on(size: int, checkpoint: Path, schedule: Schedule) -> tuple[dict[str, A
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.vocab_size,
         runner=runner,
+        clock=FakeClock(),  # how long steps take changes the size of later ones
     )
     try:
         return schedule.run(engine)
