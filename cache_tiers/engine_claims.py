@@ -16,6 +16,7 @@ from cache_tiers.messages import Ended, Fetch, Open, Pin, Stored
 
 MAX_TIMEOUT_S = 600.0
 _MAX_SECONDS = 1e9
+_MAX_CHAIN_LEN = 2**31
 
 
 class ProtocolViolation(Exception):
@@ -50,7 +51,8 @@ def check_stored(stored: Stored, layout: ImageLayout) -> None:
     """Raises ``ProtocolViolation``, like all that follow."""
     _check_keys([stored.key])
     _check_seconds([stored.recompute_s])
-    if not 1 <= stored.num_tokens <= layout.block_size_tokens or stored.chain_len < 1:
+    is_block = 1 <= stored.num_tokens <= layout.block_size_tokens
+    if not is_block or not 1 <= stored.chain_len <= _MAX_CHAIN_LEN:
         raise ProtocolViolation(
             f"an image of {stored.num_tokens} tokens as block {stored.chain_len} of its chain"
         )

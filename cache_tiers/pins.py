@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from cache_tiers.keys import BlockKey
 
+_STALE_FACTOR = 2
+_MIN_STALE = 1024
+
 
 class PinnedBlock(NamedTuple):
     """A block of one layout."""
@@ -30,9 +33,11 @@ class Pins:
         self._max_bytes = max_bytes
         """Of all tenants: what is pinned can't make room for others."""
         self._pinned: dict[PinnedBlock, _Pinned] = {}
+        self.used_bytes = 0
         self._used_bytes: dict[bytes, int] = {}
+        """Of each tenant."""
         self._expiries: list[tuple[float, PinnedBlock]] = []
-        """A heap; a pin that was renewed stands in it more than once."""
+        """A heap with one time for each block, or an earlier one than it has by now."""
         self.num_refused = 0
         """Blocks for which a quota was used up."""
 
@@ -41,10 +46,6 @@ class Pins:
 
     def __contains__(self, block: PinnedBlock) -> bool:
         return block in self._pinned
-
-    @property
-    def used_bytes(self) -> int:
-        return sum(self._used_bytes.values())
 
     def add(
         self, tenant: bytes, blocks: Sequence[PinnedBlock], image_bytes: int, expires_s: float
@@ -61,11 +62,10 @@ class Pins:
                     break
                 pinned = self._pinned[block] = _Pinned(tenant, expires_s, image_bytes)
                 self._used_bytes[tenant] = self._used_bytes.get(tenant, 0) + image_bytes
+                self.used_bytes += image_bytes
+                self._expire_at(expires_s, block)
                 added.append(block)
-            elif pinned.expires_s >= expires_s:
-                continue
-            pinned.expires_s = expires_s
-            heapq.heappush(self._expiries, (expires_s, block))
+            pinned.expires_s = max(pinned.expires_s, expires_s)
         return added
 
     def remove(self, block: PinnedBlock) -> None:
@@ -73,6 +73,7 @@ class Pins:
         pinned = self._pinned.pop(block, None)
         if pinned is None:
             return
+        self.used_bytes -= pinned.image_bytes
         self._used_bytes[pinned.tenant] -= pinned.image_bytes
         if not self._used_bytes[pinned.tenant]:
             del self._used_bytes[pinned.tenant]
@@ -83,9 +84,13 @@ class Pins:
         while self._expiries and self._expiries[0][0] <= now_s:
             _, block = heapq.heappop(self._expiries)
             pinned = self._pinned.get(block)
-            if pinned is not None and pinned.expires_s <= now_s:
-                self.remove(block)
-                expired.append(block)
+            if pinned is None:
+                continue
+            if pinned.expires_s > now_s:  # renewed
+                self._expire_at(pinned.expires_s, block)
+                continue
+            self.remove(block)
+            expired.append(block)
         return expired
 
     def check_integrity(self) -> None:
@@ -94,8 +99,21 @@ class Pins:
         for pinned in self._pinned.values():
             used[pinned.tenant] = used.get(pinned.tenant, 0) + pinned.image_bytes
         assert used == self._used_bytes, "a quota is not what is pinned"
+        assert sum(used.values()) == self.used_bytes, "the sum is not what is pinned"
+        due_s: dict[PinnedBlock, float] = {}
+        for expires_s, block in self._expiries:
+            due_s[block] = min(expires_s, due_s.get(block, expires_s))
+        late = [b for b, pinned in self._pinned.items() if due_s[b] > pinned.expires_s]
+        assert not late, "a pin outlasts its time"
         assert all(num <= self._tenant_quota_bytes for num in used.values()), "a quota is exceeded"
         assert sum(used.values()) <= self._max_bytes, "too much is pinned"
+
+    def _expire_at(self, expires_s: float, block: PinnedBlock) -> None:
+        heapq.heappush(self._expiries, (expires_s, block))
+        if len(self._expiries) > _STALE_FACTOR * len(self._pinned) + _MIN_STALE:
+            # Times of pins that were removed before, many of them.
+            self._expiries = [(pinned.expires_s, b) for b, pinned in self._pinned.items()]
+            heapq.heapify(self._expiries)
 
     def _fits(self, tenant: bytes, image_bytes: int) -> bool:
         used_bytes = self._used_bytes.get(tenant, 0) + image_bytes

@@ -76,6 +76,7 @@ def test_a_rank_that_the_layout_does_not_have_is_refused(arena: Arena, rank: int
         {"num_tokens": 0},
         {"num_tokens": 17},
         {"chain_len": 0},
+        {"chain_len": 2**40},
         {"recompute_s": math.nan},
         {"recompute_s": -1.0},
         {"recompute_s": math.inf},

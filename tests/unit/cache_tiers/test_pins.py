@@ -21,6 +21,25 @@ def test_a_pin_is_renewed_and_never_shortened() -> None:
     assert pins.used_bytes == 0
 
 
+def test_a_pin_ends_when_its_last_renewal_says_and_not_before() -> None:
+    pins = Pins(100, 100)
+    for renewal in range(10_000):
+        pins.add(b"a", blocks(1), 10, 50.0 + renewal)
+    pins.check_integrity()
+    assert pins.expire(10_048.9) == []
+    assert pins.expire(10_049.0) == blocks(1)
+
+
+def test_renewals_and_removals_take_no_memory() -> None:
+    pins = Pins(100, 100)
+    for number in range(20_000):
+        pins.add(b"a", blocks(1), 10, 1e6 + number)
+        if number % 2:
+            pins.remove(blocks(1)[0])
+    assert len(pins._expiries) < 3000
+    pins.check_integrity()
+
+
 def test_quotas_are_each_tenants_and_all_tenants() -> None:
     pins = Pins(tenant_quota_bytes=20, max_bytes=30)
     assert pins.add(b"a", blocks(1, 2, 3), 10, 50.0) == blocks(1, 2)
