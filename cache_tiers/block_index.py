@@ -162,6 +162,18 @@ class BlockIndex:
         entries = np.flatnonzero(offsets != NO_SLOT)
         return dict(zip(offsets[entries].tolist(), entries.tolist(), strict=True))
 
+    def at_stride(self, layout_number: int, flag: int, key_stride: int) -> list[int]:
+        """Of one layout and state those at every so manieth place of prompts, beginnings first; a
+        pass over all blocks of the node, in arrays.
+        """
+        chain_lens = np.array(self.chain_lens)
+        is_wanted = np.array(self.flags) & flag != 0
+        is_wanted &= np.array(self._layout_of) == layout_number
+        is_wanted &= (chain_lens > 0) & (chain_lens % key_stride == 0)
+        entries = np.flatnonzero(is_wanted)
+        by_place: list[int] = entries[np.argsort(chain_lens[entries], kind="stable")].tolist()
+        return by_place
+
     def entries(self) -> Iterator[int]:
         """All that have a number, orphans too."""
         return (entry for entry, key in enumerate(self._keys) if key is not None)

@@ -43,8 +43,8 @@ class NodeCacheConfig(BaseModel):
     object_store: ObjectStoreConfig | None = None
     """For prefixes that live long; absent: they live as long as the nodes that hold them."""
     policy: Literal["value", "lru", "s3fifo", "arc"] = "value"
-    """What leaves first: ``value``: the least expected reuse in seconds of computing per byte; the
-    others are known policies to compare with."""
+    """What leaves first: ``value``: what saves the least computing per byte and time since its last
+    use, which is LRU among blocks of one model; the others are known policies to compare with."""
     pin_quota_bytes: int = Field(default=1 * GIB, ge=0)
     """Most that one tenant's pinned prefixes take."""
     load_timeout_s: float = Field(default=2.0, gt=0)

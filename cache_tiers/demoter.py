@@ -7,6 +7,7 @@ while; nothing else changes. Must not know why a block goes to disk.
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,11 +15,14 @@ from cache_tiers.backoff import Backoff
 from cache_tiers.block_index import DISK, LOADING, ORPHAN, PINNED, WRITING
 from cache_tiers.evictable_tier import EvictableTier
 from cache_tiers.holdings import Holdings
+from cache_tiers.keys import BlockKey
 from cache_tiers.tier import TierError
 
 _BATCH_BYTES = 16 * 1024**2
 _QUEUE_BYTES = 256 * 1024**2
 """A quarter of a second of one fast device."""
+_CLOSING_S = 5.0
+"""A device that hangs may never let go."""
 _ARENA_DIVISOR = 8
 """And no more than this part of the arena waits to be written."""
 
@@ -98,7 +102,7 @@ class Demoter:
         """What was not written yet is dropped."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=_CLOSING_S)
 
     def _make_room(self, entry: int) -> bool:
         """On the disk, by what is worth least."""
@@ -109,27 +113,34 @@ class Demoter:
             victim = holdings.disk_policy.evict(holdings.clock(), self._can_evict)
             if victim is None:
                 return False
-            self._evict(victim, may_need_more=index.layout_number(victim) != number)
+            keys = [index.key(victim)]
+            if index.layout_number(victim) != number:
+                # Room of one layout is another's only in whole segments.
+                keys = disk.neighbours(index.layout(victim), keys[0])
+                if not self._can_evict_all(index.layout_number(victim), keys):
+                    holdings.disk_policy.insert(victim, holdings.clock())  # another one next time
+                    return False
+            self._evict(victim, keys)
         return True
 
     def _can_evict(self, entry: int) -> bool:
         return not self._holdings.index.flags[entry] & (PINNED | LOADING)
 
-    def _evict(self, victim: int, *, may_need_more: bool) -> None:
-        """``may_need_more``: room of one layout is another's only in whole segments."""
+    def _can_evict_all(self, layout_number: int, keys: Sequence[BlockKey]) -> bool:
+        """Of which the node may have forgotten some."""
+        entries = [self._holdings.find(layout_number, key) for key in keys]
+        return all(entry is None or self._can_evict(entry) for entry in entries)
+
+    def _evict(self, victim: int, keys: Sequence[BlockKey]) -> None:
+        """``victim``, which the disk's policy has let go, and the others of ``keys``."""
         holdings, index, disk = self._holdings, self._holdings.index, self._disk
         assert disk is not None
-        layout, number, key = index.layout(victim), index.layout_number(victim), index.key(victim)
-        neighbours = set(disk.neighbours(layout, key)) - {key} if may_need_more else set()
-        keys = [key]
+        layout, number = index.layout(victim), index.layout_number(victim)
+        mates = [holdings.find(number, key) for key in keys]
         holdings.leave_disk(victim, is_evicted=True)
-        for neighbour in neighbours:
-            mate = holdings.find(number, neighbour)
-            if mate is not None and index.flags[mate] & DISK:
-                if not self._can_evict(mate):
-                    continue
+        for mate in mates:
+            if mate is not None and mate != victim and index.flags[mate] & DISK:
                 holdings.leave_disk(mate)
-            keys.append(neighbour)  # or one that this node has forgotten
         self.counters.num_evicted += len(keys)
         disk.evict(layout, keys)
 

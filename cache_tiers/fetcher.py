@@ -5,22 +5,26 @@ blocks are evicted, nor engines.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
+from cache_tiers.block_image import ImageLayout
 from cache_tiers.block_index import HOST, LOADING
 from cache_tiers.break_even import Choice, Medium, choose
 from cache_tiers.fetch_plan import FetchPlan, FetchPlanner, RemoteRun
 from cache_tiers.holdings import Holdings
-from cache_tiers.image_loads import ImageLoads, Wanted
+from cache_tiers.image_loads import ImageLoads, Load, Wanted
 from cache_tiers.keys import BlockKey
 from cache_tiers.load_record import LoadRecord
 from cache_tiers.media_rates import MediaRates
 from cache_tiers.messages import Fetch, Found
 from cache_tiers.quarantine import Quarantine
 from cache_tiers.tier import Lookup, Tier, TierError, TierKind
+
+logger = logging.getLogger(__name__)
 
 _FIND_SHARE = 0.25
 """Of the timeout: longer nobody is asked what it holds."""
@@ -71,6 +75,7 @@ class Fetcher:
         self._planner = FetchPlanner(holdings, loads)
         self._disk = disk
         self._object_store = object_store
+        self._asked: set[asyncio.Task[RemoteRun]] = set()
         self.record = LoadRecord()
 
     async def fetch(self, layout_number: int, fetch: Fetch, peer: Tier | None) -> FetchResult:
@@ -79,6 +84,7 @@ class Fetcher:
         begin_s = clock()
         tiers = self._tiers(peer)
         remote = await self._find_remote(layout_number, fetch, tiers)
+        found_s = clock() - begin_s
         plan = self._planner.plan(layout_number, fetch, remote)
         choice = choose(plan.candidate, self._media(), fetch.cost)
         self.record.num_recomputed_blocks += len(plan.keys) - choice.num_blocks
@@ -93,8 +99,16 @@ class Fetcher:
         finally:
             self._release(leases[len(answer) :])
         fetch_s = clock() - begin_s
-        self._note(leases, choice, fetch_s, is_late=len(answer) < choice.num_blocks)
-        return FetchResult([lease.found for lease in answer], choice.load_s, fetch_s)
+        # What finding took was no prediction any more when the choice was made.
+        self._note(leases, choice, fetch_s - found_s, is_late=len(answer) < choice.num_blocks)
+        return FetchResult([lease.found for lease in answer], found_s + choice.load_s, fetch_s)
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        for task in self._asked:
+            task.cancel()
+        if self._asked:
+            await asyncio.wait(self._asked)
 
     def _tiers(self, peer: Tier | None) -> dict[TierKind, Tier]:
         tiers = (self._disk, peer, self._object_store)
@@ -114,22 +128,26 @@ class Fetcher:
         if not missing:
             return []
         layout = self._holdings.index.layouts[layout_number]
+        tasks = []
+        for tier in remote:
+            if self._may_pay(layout_number, fetch, RemoteRun(tier.kind, frozenset(missing))):
+                task = asyncio.create_task(_ask(tier, layout, missing))
+                self._asked.add(task)
+                task.add_done_callback(self._asked.discard)
+                tasks.append(task)
+        if not tasks:
+            return []
+        # One that is late is left to go on: its tier learns that it fails, and is asked less.
+        done, _ = await asyncio.wait(tasks, timeout=_FIND_SHARE * fetch.timeout_s)
+        return [task.result() for task in tasks if task in done]
 
-        async def ask(tier: Tier) -> RemoteRun:
-            keys = missing
-            if tier.kind is TierKind.OBJECT:
-                keys = missing[:: max(1, len(missing) // _OBJECT_PROBES)]
-            try:
-                async with asyncio.timeout(_FIND_SHARE * fetch.timeout_s):
-                    found = await tier.find(layout, keys)
-            except (TierError, TimeoutError):
-                found = []
-            hits = [key for key, each in zip(keys, found, strict=False) if each is Lookup.HIT]
-            if tier.kind is TierKind.OBJECT and hits:
-                hits = missing[: missing.index(hits[-1]) + 1]
-            return RemoteRun(tier.kind, frozenset(hits))
-
-        return list(await asyncio.gather(*map(ask, remote)))
+    def _may_pay(self, layout_number: int, fetch: Fetch, all_missing: RemoteRun) -> bool:
+        """Whether anything would be loaded from there if all that is missing were there: else
+        every prompt would wait for an answer about its last, new blocks.
+        """
+        candidate = self._planner.plan(layout_number, fetch, [all_missing]).candidate
+        choice = choose(candidate, self._media(), fetch.cost)
+        return all_missing.kind in candidate.kinds[: choice.num_blocks]
 
     def _lease_all(
         self, layout_number: int, plan: FetchPlan, choice: Choice, tiers: dict[TierKind, Tier]
@@ -137,11 +155,11 @@ class Fetcher:
         """Of the blocks chosen those that are here or can come, up to the first for which there is
         no room. What is here is leased first: loads make others leave.
         """
-        index, kinds = self._holdings.index, plan.candidate.kinds
+        index = self._holdings.index
         table = index.table(layout_number)
         leases: dict[BlockKey, _Lease] = {}
         positions = {key: number for number, key in enumerate(plan.keys[: choice.num_blocks])}
-        absent: dict[TierKind, list[Wanted]] = {}
+        absent: list[BlockKey] = []
         for key, position in positions.items():
             entry = table.get(key)
             if entry is not None and index.flags[entry] & (HOST | LOADING):
@@ -149,16 +167,38 @@ class Fetcher:
                 done = None if is_here else self._loads.find(entry).done
                 leases[key] = self._lease(entry, plan, position, done)
             else:
-                absent.setdefault(kinds[position], []).append(plan.wanted(position))
-        for kind, images in absent.items():
-            for load in self._loads.start(tiers[kind], layout_number, images):
+                absent.append(key)
+        while absent:
+            for load in self._start(layout_number, plan, [positions[key] for key in absent], tiers):
                 key = index.key(load.entry)
                 leases[key] = self._lease(load.entry, plan, positions[key], load.done)
-        if len(leases) == len(positions):
-            return list(map(leases.__getitem__, positions))
+            absent = [key for key in absent if key not in leases]
+            # What is here of the prompt's end makes room for its beginning.
+            here = [key for key, lease in leases.items() if lease.done is None]
+            behind = [key for key in here if absent and positions[key] > positions[absent[0]]]
+            if not behind:
+                break
+            num_given_up = max(len(absent), len(behind) // 2)
+            self._release([leases.pop(key) for key in behind[-num_given_up:]])
         leading = [leases.pop(key) for key in takewhile(leases.__contains__, positions)]
         self._release(list(leases.values()))
         return leading
+
+    def _start(
+        self,
+        layout_number: int,
+        plan: FetchPlan,
+        positions: Sequence[int],
+        tiers: dict[TierKind, Tier],
+    ) -> list[Load]:
+        wanted: dict[TierKind, list[Wanted]] = {}
+        for position in positions:
+            kind = plan.candidate.kinds[position]
+            wanted.setdefault(kind, []).append(plan.wanted(position))
+        loads: list[Load] = []
+        for kind, images in wanted.items():
+            loads += self._loads.start(tiers[kind], layout_number, images)
+        return loads
 
     def _lease(
         self, entry: int, plan: FetchPlan, position: int, done: asyncio.Future[bool] | None
@@ -183,6 +223,24 @@ class Fetcher:
             media = self._media()
             slowest = max(kinds, key=lambda kind: media[kind].rate.byte_s)
             self.record.note(slowest, choice.load_s, fetch_s, is_late=is_late)
+
+
+async def _ask(tier: Tier, layout: ImageLayout, missing: Sequence[BlockKey]) -> RemoteRun:
+    """What a tier holds of ``missing``; nothing if it fails."""
+    keys = missing
+    if tier.kind is TierKind.OBJECT:
+        keys = missing[:: max(1, len(missing) // _OBJECT_PROBES)]
+    try:
+        found = await tier.find(layout, keys)
+    except TierError:
+        found = []
+    except Exception:
+        logger.exception("asking %s what it holds failed", tier.kind)
+        found = []
+    hits = [key for key, each in zip(keys, found, strict=False) if each is Lookup.HIT]
+    if tier.kind is TierKind.OBJECT and hits:
+        hits = list(missing[: missing.index(hits[-1]) + 1])
+    return RemoteRun(tier.kind, frozenset(hits))
 
 
 def _leading(leases: Sequence[_Lease]) -> list[_Lease]:

@@ -229,13 +229,8 @@ class Holdings:
         """Told keys that a medium holds, prompts' beginnings first."""
         index = self.index
         flag = {TierKind.HOST: HOST, TierKind.DISK: DISK}.get(kind, 0)
-        entries = [
-            entry
-            for entry in index.table(index.number_of(layout)).values()
-            if index.flags[entry] & flag and self.is_told(entry)
-        ]
-        entries.sort(key=lambda entry: index.chain_lens[entry])
-        return [index.key(entry) for entry in entries]
+        entries = index.at_stride(index.number_of(layout), flag, self._key_stride)
+        return [index.key(entry) for entry in entries if index.is_full(entry)]
 
     def check_integrity(self, other_slots: Iterable[int]) -> None:
         """Raises ``AssertionError`` if the books contradict each other. ``other_slots``: used, and

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from cache_tiers.backoff import Backoff
 from cache_tiers.block_index import DISK, LOADING, ORPHAN
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 16 * 1024**2
 """A timeout in the middle of a load keeps what came until then."""
 _CHUNKS_AT_A_TIME = 2
+_CLOSING_S = 5.0
+"""A device that hangs may never let go."""
 
 
 class Wanted(NamedTuple):
@@ -62,7 +65,8 @@ class ImageLoads:
         self._rates = rates
         self._loads: dict[int, Load] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turns = {kind: asyncio.Semaphore(_CHUNKS_AT_A_TIME) for kind in TierKind}
+        self._turns: WeakKeyDictionary[Tier, asyncio.Semaphore] = WeakKeyDictionary()
+        """A peer that hangs holds up no other."""
         self._disk_backoff = make_backoff("reading KV from disk")
         self.num_loaded = dict.fromkeys(TierKind, 0)
         self.num_failed = dict.fromkeys(TierKind, 0)
@@ -72,7 +76,9 @@ class ImageLoads:
         return self._loads[entry]
 
     def can_read_disk(self) -> bool:
-        """False for a while after it failed."""
+        """False while it hangs, and for a while after it failed."""
+        if self._rates.is_hanging(TierKind.DISK):
+            return False
         try:
             self._disk_backoff.check()
         except TierError:
@@ -103,11 +109,11 @@ class ImageLoads:
         return loads
 
     async def close(self) -> None:
-        """End all loads; nobody writes to the arena afterwards."""
+        """End all loads; nobody writes to the arena afterwards, but a device that hangs."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=_CLOSING_S)
 
     def _mark(self, layout_number: int, wanted: Wanted) -> int:
         """So that no eviction on the way takes it."""
@@ -138,7 +144,7 @@ class ImageLoads:
         came: list[bool] = []
         lost: Collection[Load] = ()
         try:
-            async with self._turns[tier.kind]:
+            async with self._turns.setdefault(tier, asyncio.Semaphore(_CHUNKS_AT_A_TIME)):
                 asked = [load for load in loads if self._is_asked(load)]
                 if asked:
                     came = await tier.load([self._holdings.image(load.entry) for load in asked])

@@ -1,17 +1,23 @@
 """How fast each medium is, learned from its transfers: a latency and seconds per byte.
 
-A weighted least-squares line through (bytes, seconds): old transfers count less, and errors count
-relative to the time that such a transfer usually takes; a few made-up transfers hold it until there
+A weighted least-squares line through (bytes, seconds): old transfers count less, errors count
+relative to the time that such a transfer usually takes, and one that took very long moves the line
+no more than one that took twice as long as expected; a few made-up transfers hold it until there
 are real ones. Bytes that wait before a transfer count as its own: media work one request after the
 other.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cache_tiers.tier import TierKind
 
-_DECAY = 0.97
+_DECAY = 0.9
+_MAX_SURPRISE = 2.0
+"""A machine has pauses that say nothing of its media; what lasts is believed step by step."""
+_LONGEST_SILENCE_S = 1.0
+"""A medium that brings nothing for so long is taken to hang, until it brings something."""
 _PRIOR_WEIGHT = 0.5
 _LEAST_PRIOR_WEIGHT = 0.02
 """So that transfers of one size alone leave a line."""
@@ -50,6 +56,8 @@ class _Line:
         self.rate = prior
 
     def observe(self, num_bytes: int, seconds: float) -> None:
+        expected_s = self.rate.seconds(num_bytes)
+        seconds = min(max(seconds, expected_s / _MAX_SURPRISE), expected_s * _MAX_SURPRISE)
         self._sums = [_DECAY * value for value in self._sums]
         self._prior_weight = max(_LEAST_PRIOR_WEIGHT, self._prior_weight * _DECAY)
         self._add(self._sums, num_bytes, seconds)
@@ -74,25 +82,38 @@ class _Line:
 class MediaRates:
     """Of one node."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._lines = {kind: _Line(prior) for kind, prior in PRIOR_RATES.items()}
         self._waiting_bytes = dict.fromkeys(TierKind, 0)
+        self._last_news_s = dict.fromkeys(TierKind, 0.0)
+        """When something came, or all that was asked for had come."""
 
     def rate(self, kind: TierKind) -> MediumRate:
         return self._lines[kind].rate
 
     def waiting_s(self, kind: TierKind) -> float:
-        """Until what was asked of the medium before would be done."""
+        """Until what was asked of the medium before would be done: infinite while it hangs."""
+        if self.is_hanging(kind):
+            return math.inf
         return self._waiting_bytes[kind] * self._lines[kind].rate.byte_s
+
+    def is_hanging(self, kind: TierKind) -> bool:
+        """A device that hangs gives no error, and would take ever more of the arena with it."""
+        silence_s = self._clock() - self._last_news_s[kind]
+        return self._waiting_bytes[kind] > 0 and silence_s > _LONGEST_SILENCE_S
 
     def begin(self, kind: TierKind, num_bytes: int) -> int:
         """A transfer was asked for; all bytes that have to be moved until it is done."""
+        if not self._waiting_bytes[kind]:
+            self._last_news_s[kind] = self._clock()
         self._waiting_bytes[kind] += num_bytes
         return self._waiting_bytes[kind]
 
     def end(self, kind: TierKind, num_bytes: int, total_bytes: int, seconds: float | None) -> None:
         """The transfer is over; ``total_bytes`` is what ``begin`` said. ``None``: it failed."""
         self._waiting_bytes[kind] -= num_bytes
+        self._last_news_s[kind] = self._clock()
         if seconds is not None:
             self.observe(kind, total_bytes, seconds)
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _MIB = 1024**2
 LIMITS = Limits(
-    max_frame_bytes=8 * _MIB,
+    max_frame_bytes=2 * _MIB,  # keys of a prompt of 1.8 million tokens; done in a moment
     # The kernel tells of a process that died; one that is busy for long has done nothing wrong.
     heartbeat_period_s=None,
     flush_timeout_s=0.5,
@@ -49,6 +49,8 @@ KEY_STRIDE = 8
 """What routers keep (``engine.messages.KEY_STRIDE``)."""
 _KEYS_PER_MESSAGE = 32 * 1024
 _MAX_RANKS = 256
+_MAX_LAYOUTS = 1024
+"""Each is remembered for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,8 @@ class NodeService:
         known = self._layouts.get(opening.layout.fingerprint, opening.layout)
         if known != opening.layout:
             return f"its layout {opening.layout} has the fingerprint of {known}"
+        if known is opening.layout and len(self._layouts) >= _MAX_LAYOUTS:
+            return f"{_MAX_LAYOUTS} layouts of KV have been here before: restart the node cache"
         return refusal(opening, self._arena, self._key_stride)
 
     def _share_slots(self) -> None:

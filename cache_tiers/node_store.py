@@ -70,7 +70,7 @@ class NodeStore:
         def make_backoff(name: str) -> Backoff:
             return Backoff(name, clock=clock)
 
-        self._rates = MediaRates()
+        self._rates = MediaRates(clock)
         self._demoter = Demoter(self._holdings, disk, make_backoff("writing KV to disk"))
         self._room = HostRoom(self._holdings, self._demoter)
         self._loads = ImageLoads(self._holdings, self._room, self._rates, make_backoff)
@@ -170,10 +170,11 @@ class NodeStore:
             blocks.append(PinnedBlock(number, key))
         expires_s = self._holdings.clock() + pin.ttl_s
         added = self._pins.add(pin.root_key, blocks, layout.image_bytes, expires_s)
-        for block in added:
+        blocks = [block for block in blocks if block in self._pins]
+        for block in blocks:  # one that was lost and came back is not marked any more
             self._set_pinned(block, is_pinned=True)
         if pin.ttl_s >= self._object_min_ttl_s:
-            self._objects.offer([block for block in blocks if block in self._pins])
+            self._objects.offer(blocks)
         return len(added)
 
     def ended(self, layout: ImageLayout, ended: Ended) -> None:
@@ -229,6 +230,7 @@ class NodeStore:
     async def close(self) -> None:
         """End all transfers; nobody writes to the arena afterwards. Tiers are the maker's."""
         await self._objects.close()
+        await self._fetcher.close()
         await self._loads.close()
         await self._demoter.close()
 

@@ -167,6 +167,62 @@ async def test_blocks_come_from_a_peer_and_from_the_object_store() -> None:
     assert await node.get(keys) == [HOST] * 4
 
 
+async def test_with_little_room_the_beginning_of_a_prompt_wins() -> None:
+    """Its end is in the arena, its beginning on disk, and they don't fit in together."""
+    keys = chain("a", 12)
+    node = Node(disk=await _filled(DISK, keys[:7]))
+    node.put(keys[7:], first=8)
+    assert (await node.get(keys))[:7] == [DISK] * 7
+
+
+async def test_a_disk_that_hangs_is_soon_left_alone_and_costs_no_room() -> None:
+    keys = chain("a", 3)
+    disk = await _filled(DISK, [*keys, *chain("b", 3)])
+    node = Node(disk=disk)
+    disk.mood = "stalls"
+    assert await node.get(keys, timeout_s=0.01) == []
+    node.now_s += 2.0
+    async with asyncio.timeout(5):
+        assert await node.get(chain("b", 3), timeout_s=60.0) == []
+    assert await node.store.lend(LAYOUT, chain("b", 3)) == [None] * 3
+    assert node.put(chain("c", 5)) == [True] * 5
+    assert await node.get(chain("c", 5)) == [HOST] * 5
+    disk.mood = "well"
+    disk.awake.set()
+    await asyncio.sleep(0.01)
+    assert await node.get(chain("b", 3)) == [DISK] * 3
+
+
+async def test_a_peer_that_hangs_holds_up_no_other() -> None:
+    keys, other = chain("a", 8), chain("b", 3)
+    node = Node(num_slabs=8)
+    hanging, peer = await _filled(PEER, keys), await _filled(PEER, other)
+    stuck = [asyncio.create_task(node.get(keys[:n], peer=hanging, timeout_s=30)) for n in (4, 8)]
+    await asyncio.sleep(0)
+    hanging.find = peer.find  # type: ignore[method-assign]
+    hanging.mood = "stalls"
+    await asyncio.sleep(0.01)
+    assert await node.get(other, peer=peer) == [PEER] * 3
+    for task in stuck:
+        task.cancel()
+    await asyncio.gather(*stuck, return_exceptions=True)
+
+
+async def test_nobody_is_asked_for_what_is_quicker_to_compute() -> None:
+    """Every prompt ends with blocks that nobody has: waiting to hear that would cost each of it."""
+    node = Node()
+    keys = chain("a", 4)
+    node.put(keys[:3])
+    silent = FakeTier(PEER, mood="stalls")
+    cost = RecomputeCost(step_s=1e-6, step_tokens=4096, token_s=5e-5)
+    async with asyncio.timeout(2):
+        result = await node.store.fetch(
+            LAYOUT, make_fetch(keys, cost=cost, timeout_s=600.0), silent
+        )
+    assert len(result.images) == 3
+    node.store.release(LAYOUT, [found.offset for found in result.images])
+
+
 @pytest.mark.parametrize("mood", ["fails", "stalls", "lies"])
 async def test_a_peer_that_misbehaves_costs_bounded_time(mood: str) -> None:
     node = Node()
@@ -216,6 +272,27 @@ async def test_pinned_blocks_survive_eviction_down_to_the_disk_until_they_expire
         await node.store.settled()
         await node.get(chain(name, 5))
     assert await node.get(keys) == []
+
+
+async def test_a_disk_that_holds_one_pinned_block_is_not_emptied_for_another_model() -> None:
+    """Segments of a disk hold images of one size: here all of them lie in one."""
+    disk = FakeTier(DISK, max_images=4)
+    node = Node(num_slabs=8, disk=disk)
+    keys = chain("a", 4)
+    node.put(keys)
+    node.store.pin(LAYOUT, Pin(TENANT, [keys[0]], 300.0))
+    for number in range(12):
+        node.put(chain(f"b{number}", 4))
+        await node.store.settled()
+    before = set(disk.images)
+    assert len(before) == 4
+    assert (LAYOUT.fingerprint, keys[0]) in before
+    disk.neighbours = lambda layout, key: [BlockKey(key) for _, key in disk.images]  # type: ignore[method-assign]
+    for number in range(12):
+        node.put(chain(f"wide{number}", 2), layout=WIDE)
+        await node.store.settled()
+    assert set(disk.images) == before
+    node.check()
 
 
 async def test_a_quota_bounds_what_a_tenant_pins() -> None:
