@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar
 from cache_tiers.block_image import BlockImage, ImageLayout
 from cache_tiers.config import DiskConfig
 from cache_tiers.disk.files import Files
-from cache_tiers.disk.folder import Folder, IsCancelled
-from cache_tiers.disk.requests import MAX_REQUEST_BYTES
+from cache_tiers.disk.folder import Folder
+from cache_tiers.disk.requests import MAX_REQUEST_BYTES, IsCancelled
 from cache_tiers.disk.segment_table import Held
 from cache_tiers.disk.stats import DiskStats, total
 from cache_tiers.keys import BlockKey

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-LONGEST_SILENCE_S = 5.0
+_LONGEST_SILENCE_S = 5.0
 
 
 class Progress:
@@ -23,7 +23,7 @@ class Progress:
     def is_stalled(self) -> bool:
         """Nothing that is asked for has been answered for a while."""
         silence_s = self._clock() - self._last_step_s
-        return self._num_waiting > 0 and silence_s > LONGEST_SILENCE_S
+        return self._num_waiting > 0 and silence_s > _LONGEST_SILENCE_S
 
     def step(self) -> None:
         """The device answered."""
@@ -42,3 +42,8 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self._num_waiting -= 1
+
+
+def no_answer() -> OSError:
+    """What to say of a stalled device."""
+    return TimeoutError(f"the device has not answered for {_LONGEST_SILENCE_S:.0f} s")

@@ -14,6 +14,8 @@ from cache_tiers.block_image import BlockImage
 from cache_tiers.disk.files import Files
 from cache_tiers.disk.segment_table import Place
 
+IsCancelled = Callable[[], bool]
+
 MAX_REQUEST_BYTES = 4 * 1024**2
 _MAX_BUFFERS = 1024
 """IOV_MAX."""
@@ -100,7 +102,7 @@ def _continues(run: Sequence[Move], move: Move) -> bool:
     )
 
 
-def read(files: Files, request: Request, is_cancelled: Callable[[], bool]) -> ReadResult:
+def read(files: Files, request: Request, is_cancelled: IsCancelled) -> ReadResult:
     """Fill the images and check them, right away while they are in the CPU's caches."""
     if is_cancelled():
         return ReadResult([Outcome.FAILED] * len(request.moves), None)

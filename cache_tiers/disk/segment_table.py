@@ -7,7 +7,7 @@ same moment, so that replaying them gives this table again. Must not know files 
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from cache_tiers.block_image import ImageLayout
+from cache_tiers.block_image import BlockImage, ImageLayout
 from cache_tiers.disk.records import Condemned, Created, Dropped, Record, Retired, Stored
 from cache_tiers.disk.segment import Segment
 from cache_tiers.keys import BlockKey
@@ -76,6 +76,10 @@ class SegmentTable:
         if place is None:
             return None
         return Place(self._segments[place >> _SLOT_BITS], place & (MAX_SLOTS - 1))
+
+    def is_at(self, place: Place, image: BlockImage) -> bool:
+        """Whether an image is held just there."""
+        return self.locate(image.layout, image.key) == place
 
     def excess(self) -> Segment | None:
         """The segment to give up while there are more bytes than allowed: the one with least."""
@@ -148,6 +152,11 @@ class SegmentTable:
     def retire(self, segment: Segment) -> None:
         """A segment goes, with what it holds."""
         self._change(Retired(segment.number))
+
+    def lose(self, segment: Segment) -> None:
+        """A segment's file is gone, and what it held: neither to be read nor written again."""
+        if segment.number in self._segments:
+            self.retire(segment)
 
     def fill(self, place: Place, key: BlockKey, num_tokens: int) -> bool:
         """A slot that was taken holds the image; ``False`` if its segment is gone meanwhile."""
