@@ -47,6 +47,8 @@ class Upkeep:
         self._storing = storing
         self._counters = counters
         self._quarantine = Quarantine(files, max_bytes)
+        self._moving = asyncio.Lock()
+        """One file after the other, since a later move may remove what an earlier one put aside."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_rewriting = False
 
@@ -81,7 +83,8 @@ class Upkeep:
 
     async def _move_file(self, segment: Segment, move: Callable[[], None]) -> None:
         try:
-            await self._threads.run_all([move])
+            async with self._moving:
+                await self._threads.run_all([move])
         except OSError as error:
             logger.warning("%s: %s stays behind (%s)", self._path, segment.name, error)
 

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -337,6 +338,27 @@ async def test_segments_with_many_rotten_images_are_put_aside(tmp_path: Path) ->
     assert await tier.store([sealed(number) for number in range(40, 48)]) == [True] * 8
     assert (device.folder / "segment-00000004.kv").exists()
     await tier.close()
+
+
+async def test_a_file_is_put_aside_before_it_makes_room_for_later_ones(tmp_path: Path) -> None:
+    class SlowAtFirst(Files):
+        def rename(self, name: str, new_name: str) -> None:
+            if name == "segment-00000000.kv":
+                time.sleep(0.02)
+            super().rename(name, new_name)
+
+    device = Device(tmp_path)
+    config = small_config(tmp_path, 128)
+    tier = await DiskTier.open([config], make_files=SlowAtFirst, segment_bytes=SEGMENT_BYTES)
+    images = [sealed(number) for number in range(24)]
+    await tier.store(images)
+    for segment in range(3):
+        for slot in range(3):
+            device.flip(slot, segment)
+    await tier.load(blanks_of(images))
+    await tier.close()
+
+    assert "quarantine-segment-00000000.kv" not in os.listdir(tmp_path)
 
 
 async def test_quarantine_takes_a_small_part_of_a_folder(device: Device) -> None:
