@@ -26,6 +26,8 @@ _PEER_SHARE = 0.5
 _EVENT_SHARE = 0.05
 """Of the steps something happens before."""
 _MAX_DESCRIPTIONS = 10
+_CYCLES_PER_LINE = 500
+"""Of progress on standard output."""
 
 
 @dataclass(slots=True)
@@ -103,7 +105,11 @@ class Campaign:
 
     async def run(self, num_cycles: int) -> Report:
         """Until so many requests have been asked and answered."""
+        next_line = _CYCLES_PER_LINE
         while self.report.num_cycles < num_cycles:
+            if self.report.num_cycles >= next_line:
+                next_line += _CYCLES_PER_LINE
+                print(self.report, flush=True)
             asks = self._talks.ask(self._draw.randint(1, _MAX_BESIDE))
             expected = await self._answers([ask.request for ask in asks])
             await self._round(asks, expected)

@@ -14,6 +14,7 @@ import msgspec
 from deployments.offline_engine import create_engine
 from engine.config import EngineSpec
 from engine.engine import Engine
+from engine.errors import EngineDeadError
 from engine.messages import Abort, EngineRequest, StepFrame, Submit, TokenDelta
 from engine.observations import TierStats
 from engine.rank_group import RankGroup
@@ -39,7 +40,7 @@ class FuzzEngine(Protocol):
         """As before it is drained."""
 
     async def deltas(self) -> list[TokenDelta]:
-        """Of the next step, or none after a moment."""
+        """Of the next step, or none after a moment. Raises ``EngineDeadError``."""
         ...
 
     @property
@@ -127,7 +128,7 @@ class GroupEngine:
     async def deltas(self) -> list[TokenDelta]:
         assert self._reports is not None
         if self._reports.done():
-            self._reports.result()  # a rank was lost that nobody killed
+            raise EngineDeadError(await self._group.describe_end())  # nobody killed it
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
                 return await self._deltas.get()
