@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
@@ -67,7 +67,7 @@ class Tracer:
     counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     has_raised: bool = False
 
-    files = (
+    files: ClassVar[tuple[str, ...]] = (
         "admission_control.py",
         "scheduler.py",
         "places.py",
@@ -84,7 +84,7 @@ class Tracer:
         "step_limits.py",
         "waiting_queue.py",
     )
-    entries = frozenset({"plan", "commit", "finish", "make_delta"})
+    entries: ClassVar[frozenset[str]] = frozenset({"plan", "commit", "finish", "make_delta"})
     """What ``step`` and ``abort`` call; reporting the load between steps is left out."""
 
     def __call__(self, frame: FrameType, kind: str, argument: Any) -> "Tracer | None":
