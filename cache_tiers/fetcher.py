@@ -21,8 +21,8 @@ from cache_tiers.keys import BlockKey
 from cache_tiers.load_record import LoadRecord
 from cache_tiers.media_rates import MediaRates
 from cache_tiers.messages import Fetch, Found
-from cache_tiers.quarantine import Quarantine
 from cache_tiers.tier import Lookup, Tier, TierError, TierKind
+from cache_tiers.unsound_keys import UnsoundKeys
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Fetcher:
         holdings: Holdings,
         loads: ImageLoads,
         rates: MediaRates,
-        quarantine: Quarantine,
+        unsound: UnsoundKeys,
         *,
         disk: Tier | None,
         object_store: Tier | None,
@@ -71,7 +71,7 @@ class Fetcher:
         self._holdings = holdings
         self._loads = loads
         self._rates = rates
-        self._quarantine = quarantine
+        self._unsound = unsound
         self._planner = FetchPlanner(holdings, loads)
         self._disk = disk
         self._object_store = object_store
@@ -124,10 +124,10 @@ class Fetcher:
         """Nearest first."""
         remote = [tier for kind, tier in tiers.items() if kind is not TierKind.DISK]
         missing = self._planner.missing(layout_number, fetch) if remote else []
-        missing = [key for key in missing if not self._quarantine.has(layout_number, key)]
+        layout = self._holdings.index.layouts[layout_number]
+        missing = [key for key in missing if not self._unsound.has(layout.fingerprint, key)]
         if not missing:
             return []
-        layout = self._holdings.index.layouts[layout_number]
         tasks = []
         for tier in remote:
             if self._may_pay(layout_number, fetch, RemoteRun(tier.kind, frozenset(missing))):

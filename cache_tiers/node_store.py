@@ -30,9 +30,9 @@ from cache_tiers.messages import Ended, Fetch, Loaded, MediaEvents, Pin, Stored
 from cache_tiers.object_writer import ObjectWriter
 from cache_tiers.pauses import PauseKeeper
 from cache_tiers.pins import PinnedBlock, Pins
-from cache_tiers.quarantine import Quarantine
 from cache_tiers.store_stats import LoadStats, NodeStoreStats
 from cache_tiers.tier import Tier, TierKind
+from cache_tiers.unsound_keys import UnsoundKeys
 
 _USUAL_IMAGE_BYTES = 256 * 1024
 """Before any model is known: sizes what policies remember."""
@@ -74,12 +74,12 @@ class NodeStore:
         self._demoter = Demoter(self._holdings, disk, make_backoff("writing KV to disk"))
         self._room = HostRoom(self._holdings, self._demoter)
         self._loads = ImageLoads(self._holdings, self._room, self._rates, make_backoff)
-        self._quarantine = Quarantine()
+        self._unsound = UnsoundKeys()
         self._fetcher = Fetcher(
             self._holdings,
             self._loads,
             self._rates,
-            self._quarantine,
+            self._unsound,
             disk=disk,
             object_store=object_store,
         )
@@ -93,7 +93,7 @@ class NodeStore:
         store = config.object_store
         self._object_min_ttl_s = float("inf") if store is None else store.min_ttl_s
         self._disk = disk
-        self._num_committed = self._num_known = 0
+        self._num_committed = self._num_known = self._num_discarded = 0
         for held in () if disk is None else disk.held():
             self._adopt(held.layout, held.key, held.num_tokens)
 
@@ -150,7 +150,8 @@ class NodeStore:
     def discard(self, layout: ImageLayout, key: BlockKey) -> None:
         """What is held under ``key`` was found to be bad: nobody gets it again."""
         number = self._index.number_of(layout)
-        self._quarantine.add(number, key)
+        self._num_discarded += 1
+        self._unsound.add(layout.fingerprint, key)
         self._pins.remove(PinnedBlock(number, key))
         entry = self._holdings.find(number, key)
         if entry is not None:
@@ -249,7 +250,7 @@ class NodeStore:
             num_demotions_overflowed=demotions.num_overflowed,
             num_demotions_refused=demotions.num_refused,
             num_disk_evicted=demotions.num_evicted,
-            num_discarded=self._quarantine.num_discarded,
+            num_discarded=self._num_discarded,
             num_pinned=len(self._pins),
             pinned_bytes=self._pins.used_bytes,
             num_pins_refused=self._pins.num_refused,

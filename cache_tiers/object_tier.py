@@ -99,7 +99,7 @@ class ObjectTier:
         """A request per key, which ``load`` does not need before it."""
 
         def find_one(index: int) -> Outcome:
-            if (layout.fingerprint, keys[index]) in self._unsound:
+            if self._unsound.has(layout.fingerprint, keys[index]):
                 return Outcome.MISSING
             is_there = self._bucket.has(_name(layout, keys[index]))
             return Outcome.DONE if is_there else Outcome.MISSING
@@ -138,7 +138,7 @@ class ObjectTier:
         )
         for image, outcome in zip(images, batch.outcomes, strict=True):
             if outcome is Outcome.DONE:
-                self._unsound.discard(image)
+                self._unsound.discard(image.layout.fingerprint, image.key)
         num_stored = self._stats.num_stored + batch.outcomes.count(Outcome.DONE)
         self._stats = replace(self._stats, num_stored=num_stored)
         return _results(batch, error)
@@ -151,7 +151,7 @@ class ObjectTier:
     def _note_unsound(self, images: Iterable[BlockImage]) -> None:
         names = []
         for image in images:
-            self._unsound.add(image)
+            self._unsound.add(image.layout.fingerprint, image.key)
             names.append(_name(image.layout, image.key))
         if names:
             num_unsound = self._stats.num_unsound + len(names)
@@ -166,7 +166,7 @@ class ObjectTier:
 
     def _load_one(self, batch: Batch, image: BlockImage) -> Outcome:
         """In a thread. The image's own memory gets nothing but what is sound."""
-        if (image.layout.fingerprint, image.key) in self._unsound:
+        if self._unsound.has(image.layout.fingerprint, image.key):
             return Outcome.MISSING
         copy = BlockImage(
             image.layout, self._scratch(image.layout.image_bytes), image.key, image.num_tokens

@@ -101,7 +101,7 @@ class PeerTier:
             raise self._backoff.failed(str(error)) from error
         return [
             Lookup.HIT
-            if is_found and (layout.fingerprint, key) not in self._unsound
+            if is_found and not self._unsound.has(layout.fingerprint, key)
             else Lookup.MISS
             for key, is_found in zip(keys, found, strict=True)
         ]
@@ -113,7 +113,7 @@ class PeerTier:
         wanted = [
             index
             for index, image in enumerate(images)
-            if (image.layout.fingerprint, image.key) not in self._unsound
+            if not self._unsound.has(image.layout.fingerprint, image.key)
         ]
         async with asyncio.TaskGroup() as group:
             for part in self._parts(images, wanted):
@@ -190,7 +190,7 @@ class PeerTier:
 
     def _count(self, load: _Load) -> None:
         for image in load.unsound:
-            self._unsound.add(image)
+            self._unsound.add(image.layout.fingerprint, image.key)
         if load.unsound:
             load.failures.append(f"{len(load.unsound)} of its images are not what they should be")
         self._num_loaded += sum(load.are_sound)
