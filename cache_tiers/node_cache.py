@@ -6,6 +6,7 @@ Composition only. Must not know Ray, nor who decides that it ends.
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from cache_tiers.tier import TierError
 logger = logging.getLogger(__name__)
 
 _TICK_PERIOD_S = 0.25
+_CLOSING_S = 5.0
+"""A device that hangs may never let go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ class NodeCache:
         except TierError as error:
             logger.error("the node cache goes on without disks: %s", error)
             return None
-        closing.push_async_callback(disk.close)
+        closing.push_async_callback(_within, _CLOSING_S, disk.close)
         return disk
 
     async def _open_object_store(self, closing: AsyncExitStack) -> ObjectTier | None:
@@ -157,6 +160,15 @@ class NodeCache:
             return None
         closing.push_async_callback(object_store.close)
         return object_store
+
+
+async def _within(seconds: float, close: Callable[[], Coroutine[None, None, None]]) -> None:
+    task = asyncio.create_task(close())
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        logger.error("a disk did not answer for %.0f s: it is left as it is", seconds)
+    for each in done:
+        each.result()
 
 
 async def _tick(store: NodeStore) -> None:
