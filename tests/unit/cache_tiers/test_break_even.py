@@ -1,5 +1,8 @@
 """How much is loaded, and how much computed."""
 
+import math
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +35,33 @@ def test_loads_what_is_quicker_to_load() -> None:
 
 def test_computes_what_is_quicker_to_compute() -> None:
     assert choose(candidate(*[DISK] * 8), media(disk=1e-6), COST).num_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("queue_s", "saved_s"),
+    [
+        # Computed: 2 steps of .01, 1536 tokens of .0001, 1536²/2 attended of 1e-9: .174780.
+        # Loaded: .001 + 4 MiB of 1e-8 and .0002 + 4 MiB of 1e-10 to copy: .043562; then
+        # 1 step, 512 tokens, (1536² - 1024²)/2 attended: .061855.
+        (0.0, 0.174780 - 0.043562 - 0.061855),
+        (0.02, 0.02 + 0.174780 - 0.043562 - 0.061855),
+        (0.1, 0.174780 - 0.061855),
+    ],
+)
+def test_what_is_saved_is_what_a_sheet_of_paper_says(queue_s: float, saved_s: float) -> None:
+    cost = RecomputeCost(step_s=0.01, step_tokens=1024, token_s=1e-4, attended_s=1e-9)
+    cost = msgspec.structs.replace(cost, queue_s=queue_s)
+    choice = choose(candidate(*[DISK] * 4, num_prompt_tokens=1536), media(disk=1e-8), cost)
+    assert choice.num_blocks == 4
+    assert choice.load_s == pytest.approx(0.042943, abs=1e-6)
+    assert choice.saved_s == pytest.approx(saved_s, abs=1e-5)
+
+
+def test_a_medium_that_hangs_is_not_waited_for() -> None:
+    hanging = media(disk=1e-9)
+    hanging[DISK] = Medium(hanging[DISK].rate, waiting_s=math.inf)
+    for cost in (COST, RecomputeCost(), RecomputeCost(0.01, 1024, 1e-4, 0.0, queue_s=1e6)):
+        assert choose(candidate(HOST, DISK, HOST), hanging, cost).num_blocks == 1
 
 
 def test_stops_where_a_slow_medium_begins() -> None:

@@ -1,9 +1,11 @@
 """The hierarchy of one node: what is found where, what leaves for whom, and what never moves."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
+from cache_tiers.block_image import BlockImage
 from cache_tiers.keys import BlockKey
 from cache_tiers.messages import Ended, Loaded, Partial, Pin, RecomputeCost
 from cache_tiers.tier import TierKind
@@ -197,10 +199,13 @@ async def test_a_peer_that_hangs_holds_up_no_other() -> None:
     keys, other = chain("a", 8), chain("b", 3)
     node = Node(num_slabs=8)
     hanging, peer = await _filled(PEER, keys), await _filled(PEER, other)
-    stuck = [asyncio.create_task(node.get(keys[:n], peer=hanging, timeout_s=30)) for n in (4, 8)]
-    await asyncio.sleep(0)
-    hanging.find = peer.find  # type: ignore[method-assign]
-    hanging.mood = "stalls"
+
+    async def hang(images: Sequence[BlockImage]) -> list[bool]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    hanging.load = hang  # type: ignore[method-assign]
+    stuck = [asyncio.create_task(node.get(keys[:n], peer=hanging, timeout_s=30)) for n in (2, 4, 8)]
     await asyncio.sleep(0.01)
     assert await node.get(other, peer=peer) == [PEER] * 3
     for task in stuck:
