@@ -1,12 +1,14 @@
 """Images from one node's cache to another's, over real sockets."""
 
 import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cache_tiers.block_image import BlockImage, ImageLayout, make_fingerprint
 from cache_tiers.messages import PeerAddress
-from cache_tiers.peer.messages import MAX_KEYS, PeerLimits, Request
+from cache_tiers.peer.messages import MAX_KEYS, PeerFailed, PeerLimits, Request
 from cache_tiers.peer.stream import Stream
 from cache_tiers.peer_tier import PeerStats, PeerTier
 from cache_tiers.tier import Lookup, TierError
@@ -189,6 +191,15 @@ async def test_closing_ends_a_load() -> None:
         await tier.close()
         with pytest.raises(TierError):
             await load
+
+
+async def test_a_tier_that_closes_before_the_images_come_fails() -> None:
+    executor = ThreadPoolExecutor(1)
+    with socket.socket() as sock:
+        stream = Stream(sock, executor)
+        executor.shutdown()
+        with pytest.raises(PeerFailed, match="this side has closed"):
+            await stream.receive_images(blank_images([1]), lambda index, is_sound: None)
 
 
 async def test_a_peer_is_only_read_from() -> None:
