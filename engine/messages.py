@@ -191,7 +191,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens found in the prefix cache at first admission, or restored instead of computed."""
+    """Prompt tokens found in the prefix cache at first admission, or restored and not computed."""
     completion_tokens: int
     """Tokens generated up to and including the one that ended the request."""
     overrun_tokens: int = 0
