@@ -22,8 +22,8 @@ from engine.credits import CreditLedger
 from engine.engine_metrics import EngineMetrics
 from engine.errors import CreditError, EngineDeadError, EngineStartError, ProtocolError
 from engine.gateway_link import GatewayLink
+from engine.gateways import Gateways
 from engine.messages import (
-    LOAD_PERIOD_S,
     Abort,
     Demand,
     Draining,
@@ -31,7 +31,6 @@ from engine.messages import (
     GetSnapshot,
     Grant,
     LoadView,
-    Peers,
     Query,
     ReturnCredits,
     StepFrame,
@@ -111,14 +110,13 @@ class EngineFront:
             step_budget_tokens=spec.config.max_num_batched_tokens,
         )
         self._sources = itertools.count(1)
-        self._gateways: dict[int, GatewayLink] = {}
+        self._gateways = Gateways()
         self._open = OpenRequests(self._ledger)
         self._mirror = CacheMirror()
         self._records = Records()
         self._profile_orders = ProfileOrders()
         self._metrics: EngineMetrics | None = None
         self._load = LoadView()
-        self._load_changed = asyncio.Event()
         self._card = b""
         self._listener: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -185,7 +183,7 @@ class EngineFront:
             raise EngineStartError(f"cannot listen on {self._host}: {error}") from error
         self._tasks = [
             asyncio.create_task(self._relay(), name="relay"),
-            asyncio.create_task(self._share_load(), name="share load"),
+            asyncio.create_task(self._gateways.share_load(lambda: self._load), name="share load"),
         ]
         return self._listener.endpoint
 
@@ -209,8 +207,7 @@ class EngineFront:
         """
         self._is_draining = True
         self._ledger.stop_granting()
-        for gateway in self._gateways.values():
-            gateway.connection.send(self._encode(Draining()))
+        self._gateways.tell(Draining())
         now_s = asyncio.get_running_loop().time
         started_s = now_s()
         while self._failure is None:
@@ -249,12 +246,12 @@ class EngineFront:
     async def _serve(self, connection: Connection) -> None:
         """One gateway, from its handshake to its end."""
         gateway = GatewayLink(next(self._sources), connection, self._mirror.snapshot)
-        self._gateways[gateway.source] = gateway
+        self._gateways.enter(gateway)
         self._ledger.set_demand(gateway.source, (0, 0, 0))
         connection.send(self._card)
         gateway.ask_snapshot()
         connection.send(self._encode(StepFrame([], self._load)))
-        self._tell_peers()
+        self._gateways.tell_number()
         if self._is_draining:
             connection.send(self._encode(Draining()))
         try:
@@ -271,17 +268,10 @@ class EngineFront:
             logger.warning("gateway %d broke the protocol: %s", gateway.source, error)
             connection.close(str(error))
         finally:
-            gateway.close()
-            del self._gateways[gateway.source]
+            self._gateways.leave(gateway)
             self._ledger.closed(gateway.source)
-            self._tell_peers()
             self._ranks.send(GatewayGone(gateway.source))
             self._grant()
-
-    def _tell_peers(self) -> None:
-        payload = self._encode(Peers(len(self._gateways)))
-        for gateway in self._gateways.values():
-            gateway.connection.send(payload)
 
     def _take(self, gateway: GatewayLink, payload: bytes) -> None:
         message = self._decode(payload)
@@ -325,7 +315,7 @@ class EngineFront:
 
     def _grant(self) -> None:
         for source, num_credits in self._ledger.grants(self._load).items():
-            self._gateways[source].connection.send(self._encode(Grant(num_credits)))
+            self._gateways.send(source, Grant(num_credits))
 
     async def _relay(self) -> None:
         """Pass on what the step loop reports, until its process ends."""
@@ -347,22 +337,8 @@ class EngineFront:
         self._follow(report)
         if report.profile is not None:
             source, reply = self._profile_orders.finished(report.profile)
-            if source in self._gateways:
-                self._gateways[source].connection.send(self._encode(reply))
-        informed: set[int] = set()
-        for frame in report.frames:
-            gateway = self._gateways.get(frame.source)
-            if gateway is not None:
-                gateway.connection.send(frame.payload)
-                gateway.is_load_stale = False
-                informed.add(frame.source)
-        others = [gateway for source, gateway in self._gateways.items() if source not in informed]
-        if report.events is not None:
-            self._send_load(others, self._encode(StepFrame([], report.load, report.events)))
-        elif others:
-            for gateway in others:
-                gateway.is_load_stale = True
-            self._load_changed.set()
+            self._gateways.send(source, reply)
+        self._gateways.pass_on(report.frames, report.load, report.events)
         self._grant()
 
     def _follow(self, report: StepReport) -> None:
@@ -371,23 +347,7 @@ class EngineFront:
         assert self._metrics is not None
         self._metrics.record(report, finished)
 
-    async def _share_load(self) -> None:
-        """Tell the load to gateways whose streams did not bring it, at most once per period."""
-        while True:
-            await self._load_changed.wait()
-            self._load_changed.clear()
-            stale = [gateway for gateway in self._gateways.values() if gateway.is_load_stale]
-            self._send_load(stale, self._encode(StepFrame([], self._load)))
-            await asyncio.sleep(LOAD_PERIOD_S)
-
-    def _send_load(self, gateways: list[GatewayLink], payload: bytes) -> None:
-        for gateway in gateways:
-            gateway.connection.send(payload)
-            gateway.is_load_stale = False
-
     def _fail(self, reason: str) -> None:
-        """The engine is lost: gateways end their open requests when their connection closes."""
         logger.error("%s: %s", self._engine_id, reason)
         self._failure = reason
-        for gateway in self._gateways.values():
-            gateway.connection.close(reason)
+        self._gateways.close(reason)
