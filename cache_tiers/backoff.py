@@ -22,7 +22,10 @@ class Backoff:
         min_s: float = 1.0,
         max_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        is_silent: bool = False,
     ) -> None:
+        """``is_silent``: what fails tells it itself."""
         self.num_failures = 0
         self.num_spared = 0
         """Calls that did not ask, since it had failed shortly before."""
@@ -32,6 +35,7 @@ class Backoff:
         self._min_s = min_s
         self._max_s = max_s
         self._clock = clock
+        self._level = logging.DEBUG if is_silent else logging.WARNING
         self._next_s = min_s
         self._until_s = clock()
 
@@ -54,7 +58,7 @@ class Backoff:
         was_working = not self.reason
         self.reason = f"{self._name}: {_line(str(why))}"
         if was_working:
-            logger.warning("%s; it is tried again from time to time", self.reason)
+            logger.log(self._level, "%s; it is tried again from time to time", self.reason)
         if self.is_open:
             self._until_s = self._clock() + self._next_s
             self._next_s = min(2 * self._next_s, self._max_s)
@@ -68,7 +72,7 @@ class Backoff:
             self._next_s = self._min_s
             if self.reason:
                 self.reason = ""
-                logger.warning("%s: works again", self._name)
+                logger.log(self._level, "%s: works again", self._name)
 
 
 def _line(words: str) -> str:

@@ -68,7 +68,7 @@ class NodeStore:
         )
 
         def make_backoff(name: str) -> Backoff:
-            return Backoff(name, clock=clock)
+            return Backoff(name, clock=clock, is_silent=True)
 
         self._rates = MediaRates(clock)
         self._demoter = Demoter(self._holdings, disk, make_backoff("writing KV to disk"))

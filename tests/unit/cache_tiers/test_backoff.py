@@ -73,6 +73,16 @@ def test_a_change_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+def test_what_tells_of_itself_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    backoff = Backoff("a disk", clock=clock, is_silent=True)
+    with caplog.at_level(logging.INFO):
+        backoff.failed("it is full")
+        pause_s(backoff, clock)
+        backoff.succeeded()
+    assert not caplog.messages
+
+
 def test_what_strangers_say_stays_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
     error = Backoff("a peer").failed("no\nERROR \x1b[31mall is lost")
     assert str(error) == "a peer: no ERROR  [31mall is lost"
