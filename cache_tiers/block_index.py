@@ -30,7 +30,8 @@ ORPHAN = 32
 PINNED = 64
 
 NO_SLOT = -1
-_TICKS_PER_S = 100
+_TICKS_PER_S = 10
+"""In 32 bits: for 13 years."""
 _MAX_USES = 255
 _UNKNOWN_RECOMPUTE_S = 1e-9
 """Until an engine says otherwise: all blocks are worth the same then."""

@@ -148,7 +148,8 @@ class ImageLoads:
                 asked = [load for load in loads if self._is_asked(load)]
                 if asked:
                     came = await tier.load([self._holdings.image(load.entry) for load in asked])
-                    seconds = clock() - begin_s if all(came) else None
+                    if len(asked) == len(loads) and all(came):
+                        seconds = clock() - begin_s
                     if tier.kind is TierKind.DISK:
                         self._disk_backoff.succeeded()
                         lost = await self._lost(tier, asked, came)

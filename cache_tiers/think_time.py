@@ -13,6 +13,8 @@ from cache_tiers.messages import Ended
 from cache_tiers.return_times import ReturnTimes
 
 _MAX_PAUSES = 4096
+_MAX_KEYS = 1024 * 1024
+"""Of all pauses' chains: 50 MB."""
 _REMEMBERED_S = 6 * 3600.0
 _USUAL_SHARE = 0.5
 _EARLY_SHARE = 0.2
@@ -41,6 +43,7 @@ class ThinkTime:
         self.return_times = ReturnTimes()
         self._pauses: dict[tuple[int, bytes], Pause] = {}
         """By layout and last key, the oldest first."""
+        self._num_keys = 0
 
     def __len__(self) -> int:
         return len(self._pauses)
@@ -51,8 +54,9 @@ class ThinkTime:
         if usual_s is None:
             usual_s = self.return_times.quantile_s(ended.session_kind, _USUAL_SHARE)
         pause = Pause(layout_number, ended.keys, ended.session_kind, now_s, usual_s)
-        self._pauses.pop((layout_number, ended.last_key), None)
+        self._pop(layout_number, ended.last_key)
         self._pauses[layout_number, ended.last_key] = pause
+        self._num_keys += len(pause.keys)
         self._forget(now_s)
         return pause
 
@@ -69,7 +73,7 @@ class ThinkTime:
         if not self._pauses:
             return
         for key in reversed(keys):
-            pause = self._pauses.pop((layout_number, key), None)
+            pause = self._pop(layout_number, key)
             if pause is not None:
                 self.return_times.record(pause.session_kind, now_s - pause.began_s)
                 return
@@ -81,11 +85,18 @@ class ThinkTime:
             pause.promote_at_s = math.inf
         return due
 
+    def _pop(self, layout_number: int, last_key: bytes) -> Pause | None:
+        pause = self._pauses.pop((layout_number, last_key), None)
+        if pause is not None:
+            self._num_keys -= len(pause.keys)
+        return pause
+
     def _forget(self, now_s: float) -> None:
         while self._pauses:
             oldest = next(iter(self._pauses))
             pause = self._pauses[oldest]
-            if len(self._pauses) <= _MAX_PAUSES and now_s - pause.began_s <= _REMEMBERED_S:
+            is_crowded = len(self._pauses) > _MAX_PAUSES or self._num_keys > _MAX_KEYS
+            if not is_crowded and now_s - pause.began_s <= _REMEMBERED_S:
                 return
-            del self._pauses[oldest]
+            self._pop(*oldest)
             self.return_times.record_lost(pause.session_kind)

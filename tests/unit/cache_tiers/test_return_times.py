@@ -87,3 +87,16 @@ def test_pauses_that_last_too_long_are_forgotten() -> None:
     think_time.begin(0, ended(), 1e6)
     assert len(think_time) == 1
     assert think_time.return_times.quantile_s("chat", 0.5) == math.inf
+
+
+def test_long_prompts_are_remembered_in_bounded_memory() -> None:
+    think_time = ThinkTime()
+    keys = [bytes(16)] * 100_000
+    for number in range(30):
+        think_time.begin(0, Ended(bytes(16), number.to_bytes(16), keys, "chat"), 0.0)
+    assert len(think_time) == 10
+    for number in range(30):
+        think_time.end(0, [BlockKey(number.to_bytes(16))], 60.0)
+    for number in range(10):
+        think_time.begin(0, Ended(bytes(16), number.to_bytes(16), keys, "chat"), 99.0)
+    assert len(think_time) == 10, "what ended takes no room"
