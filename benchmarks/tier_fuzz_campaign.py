@@ -23,8 +23,10 @@ _MAX_ROUND_S = 60.0
 _CONNECT_S = 20.0
 _ABORT_SHARE = 0.15
 _PEER_SHARE = 0.5
-_EVENT_SHARE = 0.05
-"""Of the steps something happens before."""
+_EVENT_SHARE = 0.06
+"""Of the steps something happens after them."""
+_WAITING_EVENT_SHARE = 0.005
+"""Of the moments in which nothing came."""
 _MAX_DESCRIPTIONS = 10
 _CYCLES_PER_LINE = 500
 """Of progress on standard output."""
@@ -141,19 +143,24 @@ class Campaign:
             if waiting and (not self._open or self._draw.random() < 0.3):
                 ask = waiting.pop()
                 self._submit(ask.request, expected[ask.request.request_id])
-            if self._draw.random() < _EVENT_SHARE:
+            share = _EVENT_SHARE if await self._turn() else _WAITING_EVENT_SHARE
+            if self._draw.random() < share:
                 await self._disturb()
-            await self._turn()
             if time.monotonic() > deadline_s:
                 self.report.num_errors += 1
                 self.report.fail(f"{sorted(self._open)} hang")
                 return
 
-    async def _turn(self) -> None:
+    async def _turn(self) -> bool:
+        """Whether anything came."""
+        num_deltas = 0
         for side in self._sides:
             side.node.check()
-            for delta in await side.engine.deltas():
+            deltas = await side.engine.deltas()
+            num_deltas += len(deltas)
+            for delta in deltas:
                 self._take(delta)
+        return num_deltas > 0
 
     def _submit(self, request: EngineRequest, expected: list[int]) -> None:
         draw = self._draw
