@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 3.0
 """Between two attempts to connect."""
+MOST_RETRY_S = 60.0
+"""After connections that did not last so long: each time twice as long, as taking an arena into use
+may hold up all that run."""
 
 
 class MappedArena(Protocol):
@@ -92,6 +95,9 @@ class TierLink:
         self._attempts: SimpleQueue[tuple[SyncPipe, MappedArena] | Exception] = SimpleQueue()
         self._is_connecting = False
         self._retry_at_s = 0.0
+        self._retry_s = RETRY_S
+        """After the connection's end."""
+        self._connected_s = 0.0
         self._was_reported = False
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(NodeToEngine).decode
@@ -136,13 +142,20 @@ class TierLink:
             self._pipe.close()
             self._pipe = None
             self._failure = reason
-            self._retry_at_s = self._clock() + RETRY_S
+            self._postpone()
             logger.warning("the node's cache is gone, prompts are computed instead: %s", reason)
 
     def close(self) -> None:
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
+
+    def _postpone(self) -> None:
+        now_s = self._clock()
+        if now_s - self._connected_s >= MOST_RETRY_S:
+            self._retry_s = RETRY_S
+        self._retry_at_s = now_s + self._retry_s
+        self._retry_s = min(MOST_RETRY_S, 2 * self._retry_s)
 
     def _take_attempt(self, news: list[LinkNews]) -> None:
         try:
@@ -160,6 +173,7 @@ class TierLink:
                 logger.warning("the node's cache can't be used, trying again: %s", outcome)
             return
         self._was_reported = False
+        self._connected_s = self._clock()
         self._pipe, arena = outcome
         logger.info("connected to the node's cache, an arena of %d bytes", arena.memory.nbytes)
         news.append(LinkUp(arena))

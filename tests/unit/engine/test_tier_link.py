@@ -11,7 +11,7 @@ import pytest
 
 from cache_tiers.messages import Cancel, EngineToNode, Gone, NodeToEngine, Slots
 from cache_tiers.tier import TierError
-from engine.tier_link import RETRY_S, LinkDown, LinkUp, TierLink
+from engine.tier_link import MOST_RETRY_S, RETRY_S, LinkDown, LinkUp, TierLink
 from tests.unit.engine.fakes import FakeClock
 from tests.unit.engine.tier_fakes import FakeArena
 from wire.frames import HEADER_BYTES
@@ -165,3 +165,20 @@ def test_a_connection_that_can_not_be_used_is_dropped(dialer: Dialer) -> None:
     link.drop("rank 1 can't use the arena")
 
     assert poll(link) == [LinkDown("rank 1 can't use the arena")]
+
+
+def test_connections_that_do_not_last_are_made_ever_more_rarely(dialer: Dialer) -> None:
+    clock = FakeClock(now_s=1000.0)
+    link = TierLink(dialer, clock=clock)
+    link.connect_now()
+    pauses_s = []
+    for lasts_s in (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, MOST_RETRY_S):
+        assert poll(link) == [LinkUp(ARENA)]
+        clock.now_s += lasts_s
+        link.drop("rank 1 can't use the arena")
+        link.poll()
+        pauses_s.append(link._retry_at_s - clock.now_s)
+        clock.now_s = link._retry_at_s
+
+    assert pauses_s == [RETRY_S, 6.0, 12.0, 24.0, 48.0, MOST_RETRY_S, RETRY_S]
+    link.close()
