@@ -21,6 +21,7 @@ _MAX_BESIDE = 4
 _MAX_ROUND_S = 60.0
 """Longer takes only what hangs."""
 _CONNECT_S = 20.0
+_PATIENCE_S = 3.0
 _ABORT_SHARE = 0.15
 _PEER_SHARE = 0.5
 _EVENT_SHARE = 0.06
@@ -253,15 +254,22 @@ class Campaign:
             await self._wait_connected(side)
 
     async def _wait_connected(self, side: Side) -> None:
-        """Else most requests would come while the engine has not tried again yet."""
-        deadline_s = time.monotonic() + _CONNECT_S
-        while not side.engine.stats.is_connected:
+        """Else most requests would come while the engine has not tried again yet: of a node that
+        was lost often it tries ever more rarely, but at its start at once.
+        """
+        if await self._is_connected(side, _PATIENCE_S):
+            return
+        await self._restart(side, is_killed=False)
+        if not await self._is_connected(side, _CONNECT_S):
+            self.report.num_errors += 1
+            self.report.fail(f"an engine found no node within {_CONNECT_S:g} s of its start")
+
+    async def _is_connected(self, side: Side, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while not side.engine.stats.is_connected and time.monotonic() < deadline_s:
             side.engine.store_kept()  # and say how it is: an idle group says nothing
             await self._turn()
-            if time.monotonic() > deadline_s:
-                self.report.num_errors += 1
-                self.report.fail(f"an engine found no node within {_CONNECT_S:g} s")
-                return
+        return side.engine.stats.is_connected
 
     def _revive(self, side: Side) -> None:
         if not side.node.is_running:
