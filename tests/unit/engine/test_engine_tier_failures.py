@@ -81,8 +81,8 @@ def test_a_failure_anywhere_in_what_tiers_do_leaves_all_free_and_answers_right()
     assert stats is not None
     assert stats.num_checks > 0
     assert stats.num_loaded_blocks["host"] > 10
-    places = sorted(census.counts.items())[::5]  # many statements have several lines
-    assert len(places) > 30
+    places = sorted(census.counts.items())[::8]  # many statements have several lines
+    assert len(places) > 20
 
     for place, count in places:
         tracer, tiered = TierTracer(Point(*place, nth=(count + 1) // 2)), make_small()
