@@ -1,10 +1,12 @@
 """How fast each medium is, learned from its transfers: a latency and seconds per byte.
 
 A weighted least-squares line through (bytes, seconds): old transfers count less, errors count
-relative to the time that such a transfer usually takes, and one that took very long moves the line
-no more than one that took twice as long as expected; a few made-up transfers hold it until there
-are real ones. Bytes that wait before a transfer count as its own: media work one request after the
-other.
+relative to the time that such a transfer usually takes; a few made-up transfers hold it until there
+are real ones. Times are skewed: most transfers take about as long as each other, some many times
+that, since the machine did something else. So a surprise counts as a small one, and one after the
+other in the same direction as ever larger ones: the line stays near the median, and a medium that
+changed is believed soon. Bytes that wait before a transfer count as its own: media work one request
+after the other.
 """
 
 import math
@@ -14,8 +16,10 @@ from dataclasses import dataclass
 from cache_tiers.tier import TierKind
 
 _DECAY = 0.9
-_MAX_SURPRISE = 2.0
-"""A machine has pauses that say nothing of its media; what lasts is believed step by step."""
+_MAX_ALIKE = 50
+"""Then whatever comes is believed."""
+_SURPRISE = 1.2
+"""Times as long as expected, or as short."""
 _LONGEST_SILENCE_S = 1.0
 """A medium that brings nothing for so long is taken to hang, until it brings something."""
 _PRIOR_WEIGHT = 0.5
@@ -54,10 +58,13 @@ class _Line:
             self._add(self._prior, num_bytes, prior.seconds(num_bytes))
         self._prior_weight = _PRIOR_WEIGHT
         self.rate = prior
+        self._direction = 0
+        """Of the last surprise: 1 for slower; 0: it was none."""
+        self._num_alike = 0
+        """Surprises in that direction, one after the other."""
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        expected_s = self.rate.seconds(num_bytes)
-        seconds = min(max(seconds, expected_s / _MAX_SURPRISE), expected_s * _MAX_SURPRISE)
+        seconds = self._tempered(num_bytes, seconds)
         self._sums = [_DECAY * value for value in self._sums]
         self._prior_weight = max(_LEAST_PRIOR_WEIGHT, self._prior_weight * _DECAY)
         self._add(self._sums, num_bytes, seconds)
@@ -70,6 +77,15 @@ class _Line:
         if slope <= 0 or latency_s < 0:  # noise: the best line through nothing takes no time
             slope, latency_s = xy / xx, 0.0
         self.rate = MediumRate(latency_s, slope)
+
+    def _tempered(self, num_bytes: int, seconds: float) -> float:
+        expected_s = self.rate.seconds(num_bytes)
+        direction = (seconds > expected_s * _SURPRISE) - (seconds < expected_s / _SURPRISE)
+        is_alike = direction != 0 and direction == self._direction
+        self._num_alike = self._num_alike + 1 if is_alike else 1
+        self._direction = direction
+        most = _SURPRISE ** min(self._num_alike, _MAX_ALIKE)
+        return min(max(seconds, expected_s / most), expected_s * most)
 
     def _add(self, sums: list[float], num_bytes: float, seconds: float) -> None:
         # By the seconds themselves, a medium that slows down would be believed last.

@@ -48,6 +48,14 @@ def test_one_size_alone_leaves_a_sane_line() -> None:
     assert rate.seconds(MIB) == pytest.approx(0.01, rel=0.05)
 
 
+@pytest.mark.parametrize("times", [0.1, 0.5, 2.0, 10.0])
+def test_what_lasts_is_believed_within_some_transfers(times: float) -> None:
+    rates = MediaRates(Clock())
+    for number in range(240):
+        rates.observe(DISK, 16 * MIB, 0.02 * (times if number >= 200 else 1.0))
+    assert rates.rate(DISK).seconds(16 * MIB) == pytest.approx(0.02 * times, rel=0.25)
+
+
 def test_a_pause_of_the_machine_is_not_taken_for_its_medium() -> None:
     rates = MediaRates(Clock())
     for number in range(100):
