@@ -129,7 +129,9 @@ def test_a_tokenizer_that_would_panic_in_a_gateway_is_refused(
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
 )
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_a_file_with_random_damage_gives_a_checkpoint_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
