@@ -9,6 +9,7 @@ import fcntl
 import mmap
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -21,6 +22,7 @@ _MIN_SLAB_BYTES = 4 * _MIB
 _MAX_SLAB_BYTES = 32 * _MIB
 _MIN_SLABS = 8
 """Of a small arena: more of them split it better between models, fewer waste less at their ends."""
+_HUGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -117,6 +119,14 @@ class ArenaMap:
         with suppress(BufferError):
             self.memory.release()
             self._mapping.close()
+
+
+def has_huge_pages(setting: Path = _HUGE_PAGES_SETTING) -> bool:
+    """Whether the kernel gives shared memory large pages where it is asked to."""
+    try:
+        return not {"[never]", "[deny]"} & set(setting.read_text().split())
+    except OSError:  # a kernel without them
+        return False
 
 
 def _sealed_memfd(num_bytes: int) -> int:

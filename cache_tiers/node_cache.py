@@ -5,14 +5,18 @@ Composition only. Must not know Ray, nor who decides that it ends.
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from cache_tiers.arena import Arena
+from cache_tiers.arena import Arena, has_huge_pages
 from cache_tiers.config import NodeCacheConfig
+from cache_tiers.disk.files import Files
+from cache_tiers.disk.scratch import Scratch
 from cache_tiers.disk.stats import DiskStats
 from cache_tiers.disk_tier import DiskTier
 from cache_tiers.messages import PeerAddress
@@ -29,6 +33,8 @@ from cache_tiers.tier import TierError
 logger = logging.getLogger(__name__)
 
 _TICK_PERIOD_S = 0.25
+_SWITCH_INTERVAL_S = 0.0002
+"""By Python's 5 ms a thread that has read some MiB would wait for the loop as long as that took."""
 _CLOSING_S = 5.0
 """A device that hangs may never let go."""
 
@@ -85,6 +91,7 @@ class NodeCache:
         """Serve; where other nodes find this one. Raises ``ArenaError``, ``TierError`` or
         ``OSError`` if engines can't be served; goes on without a tier that can't be had.
         """
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         async with self._closing as closing:
             arena = Arena(self._config.host_bytes, available_bytes=self._available_bytes)
             closing.callback(arena.close)
@@ -142,7 +149,11 @@ class NodeCache:
         if not self._config.disks:
             return None
         try:
-            disk = await DiskTier.open(self._config.disks)
+            # Without huge pages a device is slow to fill the arena itself.
+            scratch = None if has_huge_pages() else Scratch()
+            disk = await DiskTier.open(
+                self._config.disks, make_files=partial(Files, scratch=scratch)
+            )
         except TierError as error:
             logger.error("the node cache goes on without disks: %s", error)
             return None

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from cache_tiers.block_image import ALIGN_BYTES
+from cache_tiers.disk.scratch import Scratch
 
 _LOCK_NAME = "headwater.lock"
 _PROBE_NAME = "headwater-probe.new"
@@ -34,8 +35,11 @@ class Files:
     cache what is read often. Else buffered, and the pages given up at once.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Makes the folder if need be. Raises ``BlockingIOError`` when it is another's."""
+    def __init__(self, folder: Path, scratch: Scratch | None = None) -> None:
+        """Makes the folder if need be. Raises ``BlockingIOError`` when it is another's. With a
+        ``scratch`` reads go through it.
+        """
+        self._scratch = scratch
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -81,7 +85,8 @@ class Files:
         """Fill aligned buffers, one after the other; how many bytes there were."""
         file = self._open(name, os.O_RDONLY | self._direct_flag)
         try:
-            num_bytes = os.preadv(file, buffers, offset)
+            read = os.preadv if self._scratch is None else self._scratch.read
+            num_bytes = read(file, buffers, offset)
             self._give_up_pages(file, offset, num_bytes)
             return num_bytes
         finally:
