@@ -17,6 +17,7 @@ from app.member import Member
 from app.queue import Answer, Job, WaitingQueue
 from app.routing.candidate import LOCAL, Candidate, Choice, RouteRequest, Source
 from app.text.tokenization import Prompt
+from cache_tiers.messages import PeerAddress
 from engine.messages import KEY_STRIDE, CacheSnapshot, LoadView, ModelCard, SamplingParams
 from simulator.performance import NO_TRANSFERS, Bandwidths
 from simulator.policies.base import RoutingPolicy, Seen
@@ -28,6 +29,8 @@ from simulator.workload import SimulatedRequest, affinity_of
 INDEX_MAX_BYTES = 2**30
 _NO_TIMEOUT_S = 1e12
 _NOTHING_WAITS = WaitingQueue()
+_NODE_CACHE = PeerAddress("simulated", 1, b"")
+"""Others can pull what the replica holds; nobody connects."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +88,7 @@ class FleetGateway:
 
     def add(self, replica: SimulatedReplica, load: LoadView) -> None:
         """It may be sent requests from now on."""
+        bandwidths = replica.spec.model.bandwidths
         card = ModelCard(
             engine_id=replica.engine_id,
             model="simulated",
@@ -101,6 +105,8 @@ class FleetGateway:
             eos_token=None,
             created_s=0,
             max_num_seqs=replica.spec.config.max_num_seqs,
+            node_id=replica.engine_id,  # none shares its tiers
+            node_cache=_NODE_CACHE if bandwidths.peer_tokens_per_s else None,
         )
         engine_id = replica.engine_id
         connection = _Connection(
@@ -111,7 +117,6 @@ class FleetGateway:
         self._numbers[engine_id] = len(self._numbers)
         if self._told is not None:
             self._told.add_replica()
-        bandwidths = replica.spec.model.bandwidths
         if bandwidths != NO_TRANSFERS:
             self._rates[engine_id] = bandwidths
 
