@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 GIB = 1024**3
+MAX_LOAD_TIMEOUT_S = 600.0
 
 
 class DiskConfig(BaseModel):
@@ -47,7 +48,7 @@ class NodeCacheConfig(BaseModel):
     use, which is LRU among blocks of one model; the others are known policies to compare with."""
     pin_quota_bytes: int = Field(default=1 * GIB, ge=0)
     """Most that one tenant's pinned prefixes take."""
-    load_timeout_s: float = Field(default=2.0, gt=0)
+    load_timeout_s: float = Field(default=2.0, gt=0, le=MAX_LOAD_TIMEOUT_S)
     """A prompt waits no longer for a tier; what is not there by then is computed."""
     max_idle_s: float = Field(default=600.0, gt=0)
     """The cache ends itself when no engine has used the node for so long; disks stay warm."""

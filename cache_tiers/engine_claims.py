@@ -11,10 +11,10 @@ import msgspec
 
 from cache_tiers.arena import Arena
 from cache_tiers.block_image import FINGERPRINT_BYTES, MAX_SHARDS, ImageLayout
+from cache_tiers.config import MAX_LOAD_TIMEOUT_S
 from cache_tiers.keys import KEY_BYTES
 from cache_tiers.messages import Ended, Fetch, Open, Pin, Stored
 
-MAX_TIMEOUT_S = 600.0
 _MAX_SECONDS = 1e9
 _MAX_CHAIN_LEN = 2**31
 
@@ -63,7 +63,7 @@ def check_fetch(fetch: Fetch, layout: ImageLayout) -> None:
     _check_seconds(msgspec.structs.astuple(fetch.cost))
     if not 0 <= fetch.num_held <= len(fetch.keys):
         raise ProtocolViolation(f"{fetch.num_held} of {len(fetch.keys)} blocks held")
-    if not 0 <= fetch.timeout_s <= MAX_TIMEOUT_S:
+    if not 0 <= fetch.timeout_s <= MAX_LOAD_TIMEOUT_S:
         raise ProtocolViolation(f"a timeout of {fetch.timeout_s} s")
     for partial in fetch.partials:
         is_partial = 1 <= partial.num_tokens < layout.block_size_tokens

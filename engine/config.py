@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cache_tiers.config import MAX_LOAD_TIMEOUT_S
+
 MIB = 1024 * 1024
 
 
@@ -139,5 +141,5 @@ class EngineSpec(BaseModel):
     config: EngineConfig = EngineConfig()
     node_cache_socket: Path | None = None
     """Unix socket of the node's cache; without one there are no KV tiers."""
-    load_timeout_s: float = Field(default=2.0, gt=0)
+    load_timeout_s: float = Field(default=2.0, gt=0, le=MAX_LOAD_TIMEOUT_S)
     """A prompt waits no longer for the node's cache; what is not there by then is computed."""

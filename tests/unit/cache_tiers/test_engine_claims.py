@@ -3,8 +3,10 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from pydantic import ValidationError
 
 from cache_tiers.arena import Arena
+from cache_tiers.config import MAX_LOAD_TIMEOUT_S, NodeCacheConfig
 from cache_tiers.engine_claims import (
     ProtocolViolation,
     check_ended,
@@ -108,6 +110,13 @@ def test_an_image_that_can_not_be_is_a_violation(changes: dict[str, object]) -> 
 def test_a_fetch_that_can_not_be_meant_is_a_violation(changes: dict[str, object]) -> None:
     with pytest.raises(ProtocolViolation):
         check_fetch(msgspec.structs.replace(FETCH, **changes), LAYOUT)
+
+
+def test_a_fetch_may_take_as_long_as_can_be_configured() -> None:
+    config = NodeCacheConfig(load_timeout_s=MAX_LOAD_TIMEOUT_S)
+    check_fetch(msgspec.structs.replace(FETCH, timeout_s=config.load_timeout_s), LAYOUT)
+    with pytest.raises(ValidationError):
+        NodeCacheConfig(load_timeout_s=MAX_LOAD_TIMEOUT_S + 1)
 
 
 def test_pins_and_ends_with_wrong_keys_or_times_are_violations() -> None:
