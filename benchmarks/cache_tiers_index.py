@@ -83,7 +83,7 @@ async def _keys_per_s(store: NodeStore, num_chains: int, seed: int) -> float:
     fetches = []
     for fetch_id in range(_FETCHES_PER_ROUND):
         keys: list[bytes] = list(_keys(draw.randrange(num_chains)))
-        fetches.append(Fetch(fetch_id, bytes(16), keys, 0, [], cost, 2.0))
+        fetches.append(Fetch(fetch_id, keys, 0, [], cost, 2.0))
     num_found = 0
     seconds = 0.0
     for fetch in fetches:

@@ -113,14 +113,14 @@ async def replay(trace: Trace, policy: PolicyName, num_slots: int) -> float:
     num_hits = num_tokens = 0
     for prompt in trace.prompts:
         now_s = prompt.arrival_s
-        fetch = Fetch(1, bytes(16), list(prompt.keys), 0, [], COST, 1.0)
+        fetch = Fetch(1, list(prompt.keys), 0, [], COST, 1.0)
         result = await store.fetch(layout, fetch, None)
         num_found = len(result.images)
         num_hits += min(num_found * trace.block_size_tokens, prompt.num_tokens)
         num_tokens += prompt.num_tokens
         _store_rest(store, layout, prompt.keys, num_found)
         store.release(layout, [found.offset for found in result.images])
-        store.ended(layout, Ended(bytes(16), bytes(16), list(prompt.keys), ""))
+        store.ended(layout, Ended(bytes(16), list(prompt.keys), ""))
         store.take_events(layout)
         store.take_gone(layout)
     store.check_integrity()

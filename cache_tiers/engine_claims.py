@@ -59,7 +59,7 @@ def check_stored(stored: Stored, layout: ImageLayout) -> None:
 
 
 def check_fetch(fetch: Fetch, layout: ImageLayout) -> None:
-    _check_keys([fetch.root_key, *fetch.keys, *(partial.key for partial in fetch.partials)])
+    _check_keys([*fetch.keys, *(partial.key for partial in fetch.partials)])
     _check_seconds(msgspec.structs.astuple(fetch.cost))
     if not 0 <= fetch.num_held <= len(fetch.keys):
         raise ProtocolViolation(f"{fetch.num_held} of {len(fetch.keys)} blocks held")
@@ -79,7 +79,7 @@ def check_pin(pin: Pin) -> None:
 
 
 def check_ended(ended: Ended) -> None:
-    _check_keys([ended.root_key, ended.last_key, *ended.keys])
+    _check_keys([ended.last_key, *ended.keys])
     _check_seconds([] if ended.expected_return_s is None else [ended.expected_return_s])
 
 

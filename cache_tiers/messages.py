@@ -85,8 +85,6 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     """
 
     fetch_id: int
-    root_key: bytes
-    """Tenant and model."""
     keys: list[bytes]
     """The whole chain of the prompt."""
     num_held: int
@@ -98,8 +96,6 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     """Answer by then, with what is there."""
     peer: PeerAddress | None = None
     """Where the router saw more of it."""
-    session_kind: str = ""
-    """Return times are learned by it."""
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
@@ -144,6 +140,7 @@ class Pin(msgspec.Struct, frozen=True, tag="pin"):
     """A prefix that was stored survives eviction for ``ttl_s``, if its tenant's quota allows."""
 
     root_key: bytes
+    """Of the tenant, whose quota counts."""
     keys: list[bytes]
     """A partial block's last."""
     ttl_s: float
@@ -152,12 +149,12 @@ class Pin(msgspec.Struct, frozen=True, tag="pin"):
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """An answer is complete; its session may come back with a longer prompt."""
 
-    root_key: bytes
     last_key: bytes
     """Of the last full block, answer included."""
     keys: list[bytes]
     """The whole chain."""
     session_kind: str
+    """Return times are learned by it."""
     expected_return_s: float | None = None
     """As the client says."""
 

@@ -132,14 +132,12 @@ class TierDesk:
         self._link.send(
             Fetch(
                 fetch_id,
-                request.root_key,
                 request.block_keys,
                 num_held,
                 partials,
                 cost() if is_needed else RecomputeCost(),
                 timeout_s,
                 request.peer,
-                request.session_kind,
             )
         )
         if is_needed:
@@ -242,7 +240,6 @@ class TierDesk:
             keys = [sequence.block_key(i, self._block_size) for i in range(num_blocks)]
             self._link.send(
                 Ended(
-                    request.root_key,
                     keys[-1],
                     list(keys),
                     request.session_kind,

@@ -108,7 +108,7 @@ class NodeEngine:
         self._num_fetches += 1
         cost = RecomputeCost(step_s=0.01, step_tokens=2048, token_s=0.01)
         wanted: list[bytes] = list(keys)
-        self.send(Fetch(self._num_fetches, bytes(16), wanted, num_held, [], cost, 2.0, peer))
+        self.send(Fetch(self._num_fetches, wanted, num_held, [], cost, 2.0, peer))
         return self._num_fetches
 
     def close(self) -> None:

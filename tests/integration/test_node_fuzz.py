@@ -116,7 +116,7 @@ class RandomEngine:
             self._engine.send(Loaded(fetch_id, len(fetched.images), 0.001, bad))
         else:
             keys = self._prompt()
-            self._engine.send(Ended(ROOT, keys[-1], list(keys), "chat"))
+            self._engine.send(Ended(keys[-1], list(keys), "chat"))
 
     def _cancel(self) -> None:
         if self._unanswered:

@@ -232,9 +232,9 @@ def hostile_frames() -> dict[str, bytes]:
         "what only nodes say": frame(Welcome(1)),
         "a slot never granted": frame(Store([Stored(1, key, 16, 1, 0.1)])),
         "a negative slot": frame(Store([Stored(-4096, key, 16, 1, 0.1)])),
-        "a fetch of half a key": frame(Fetch(1, key, [key[:8]], 0, [], RecomputeCost(), 1.0)),
+        "a fetch of half a key": frame(Fetch(1, [key[:8]], 0, [], RecomputeCost(), 1.0)),
         "a pin for ever": frame(Pin(key, [key], math.inf)),
-        "an end without a key": frame(Ended(key, b"", [], "chat")),
+        "an end without a key": frame(Ended(b"", [], "chat")),
         "an unknown fetch": frame(Loaded(3, 0, 0.0)),
         "an unknown cancel": frame(Cancel(3)),
     }

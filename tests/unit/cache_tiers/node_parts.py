@@ -192,11 +192,10 @@ class Node:
         peer: Tier | None = None,
         timeout_s: float = 0.5,
         partials: Sequence[Partial] = (),
-        kind: str = "",
     ) -> list[TierKind]:
         """Fetch a prompt and let go of it; where its blocks were."""
         result = await self.store.fetch(
-            LAYOUT, make_fetch(keys, timeout_s=timeout_s, partials=partials, kind=kind), peer
+            LAYOUT, make_fetch(keys, timeout_s=timeout_s, partials=partials), peer
         )
         for found in result.images:
             image = self.image(LAYOUT, found.offset, BlockKey(found.key), found.num_tokens)
@@ -216,9 +215,6 @@ def make_fetch(
     num_held: int = 0,
     timeout_s: float = 0.5,
     partials: Sequence[Partial] = (),
-    kind: str = "",
     cost: RecomputeCost = COMPUTING,
 ) -> Fetch:
-    return Fetch(
-        1, b"tenant".ljust(16), list(keys), num_held, list(partials), cost, timeout_s, None, kind
-    )
+    return Fetch(1, list(keys), num_held, list(partials), cost, timeout_s)

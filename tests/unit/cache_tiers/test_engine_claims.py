@@ -21,9 +21,9 @@ from tests.unit.cache_tiers.fake_image_store import LAYOUT
 KEY = bytes(16)
 OPEN = Open(LAYOUT, rank=0, model="a-model", key_stride=8)
 STORED = Stored(0, KEY, num_tokens=16, chain_len=1, recompute_s=0.1)
-FETCH = Fetch(1, KEY, [KEY, KEY], 1, [Partial(KEY, 2, 3)], RecomputeCost(0.1, 512), timeout_s=2.0)
+FETCH = Fetch(1, [KEY, KEY], 1, [Partial(KEY, 2, 3)], RecomputeCost(0.1, 512), timeout_s=2.0)
 PIN = Pin(KEY, [KEY], ttl_s=300.0)
-ENDED = Ended(KEY, KEY, [KEY], "chat", expected_return_s=None)
+ENDED = Ended(KEY, [KEY], "chat", expected_return_s=None)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,6 @@ def test_an_image_that_can_not_be_is_a_violation(changes: dict[str, object]) -> 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"root_key": b""},
         {"keys": [KEY, b"short"]},
         {"num_held": 3},
         {"num_held": -1},
@@ -122,6 +121,8 @@ def test_a_fetch_may_take_as_long_as_can_be_configured() -> None:
 def test_pins_and_ends_with_wrong_keys_or_times_are_violations() -> None:
     with pytest.raises(ProtocolViolation):
         check_pin(msgspec.structs.replace(PIN, keys=[b""]))
+    with pytest.raises(ProtocolViolation):
+        check_pin(msgspec.structs.replace(PIN, root_key=b""))
     with pytest.raises(ProtocolViolation):
         check_pin(msgspec.structs.replace(PIN, ttl_s=math.inf))
     with pytest.raises(ProtocolViolation):

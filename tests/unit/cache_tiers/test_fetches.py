@@ -28,9 +28,7 @@ class Engine:
 
     def ask(self, fetch_id: int, peer: PeerAddress | None = None) -> None:
         keys = [bytes(key_of(number)) for number in range(3)]
-        self.fetches.start(
-            Fetch(fetch_id, bytes(16), keys, 0, [], RecomputeCost(), timeout_s=1.0, peer=peer)
-        )
+        self.fetches.start(Fetch(fetch_id, keys, 0, [], RecomputeCost(), timeout_s=1.0, peer=peer))
 
     async def turn(self) -> None:
         for _ in range(3):

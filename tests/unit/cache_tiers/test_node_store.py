@@ -355,7 +355,7 @@ async def test_a_likely_long_pause_makes_room_at_once_and_blocks_return_in_time(
     keys = chain("a", 4)
     node.put(keys)
     await node.store.settled()
-    node.store.ended(LAYOUT, Ended(TENANT, keys[-1], list(keys), "chat", 3600.0))
+    node.store.ended(LAYOUT, Ended(keys[-1], list(keys), "chat", 3600.0))
     await node.store.settled()
     assert node.store.stats().num_early_demotions == 4
     assert not set(keys) & set(node.store.held(LAYOUT, HOST))

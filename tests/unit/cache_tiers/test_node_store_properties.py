@@ -112,7 +112,7 @@ class Life:
 
     def ended(self, prefix: tuple[str, int]) -> None:
         keys = chain(*prefix)
-        self.node.store.ended(LAYOUT, Ended(TENANT, keys[-1], list(keys), "chat", 90.0))
+        self.node.store.ended(LAYOUT, Ended(keys[-1], list(keys), "chat", 90.0))
 
     def discard(self, prefix: tuple[str, int]) -> None:
         self.node.store.discard(LAYOUT, chain(*prefix)[-1])

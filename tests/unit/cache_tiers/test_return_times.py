@@ -13,7 +13,7 @@ LAST = BlockKey(b"last".ljust(16))
 
 
 def ended(expected_return_s: float | None = None) -> Ended:
-    return Ended(bytes(16), LAST, [bytes(16), LAST], "chat", expected_return_s)
+    return Ended(LAST, [bytes(16), LAST], "chat", expected_return_s)
 
 
 def test_quantiles_follow_what_was_seen() -> None:
@@ -82,7 +82,7 @@ def test_blocks_are_due_once_shortly_before_the_return() -> None:
 def test_pauses_that_last_too_long_are_forgotten() -> None:
     think_time = ThinkTime()
     for number in range(5000):
-        think_time.begin(0, Ended(bytes(16), number.to_bytes(16), [], "chat"), float(number))
+        think_time.begin(0, Ended(number.to_bytes(16), [], "chat"), float(number))
     assert len(think_time) == 4096
     think_time.begin(0, ended(), 1e6)
     assert len(think_time) == 1
@@ -93,10 +93,10 @@ def test_long_prompts_are_remembered_in_bounded_memory() -> None:
     think_time = ThinkTime()
     keys = [bytes(16)] * 100_000
     for number in range(30):
-        think_time.begin(0, Ended(bytes(16), number.to_bytes(16), keys, "chat"), 0.0)
+        think_time.begin(0, Ended(number.to_bytes(16), keys, "chat"), 0.0)
     assert len(think_time) == 10
     for number in range(30):
         think_time.end(0, [BlockKey(number.to_bytes(16))], 60.0)
     for number in range(10):
-        think_time.begin(0, Ended(bytes(16), number.to_bytes(16), keys, "chat"), 99.0)
+        think_time.begin(0, Ended(number.to_bytes(16), keys, "chat"), 99.0)
     assert len(think_time) == 10, "what ended takes no room"
