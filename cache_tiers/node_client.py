@@ -19,7 +19,7 @@ from wire.pipe import SyncPipe
 _MAX_ANSWER_BYTES = 64 * 1024
 
 
-class NodeLink(NamedTuple):
+class Attachment(NamedTuple):
     """What a rank has of its node's cache; both are the rank's to close."""
 
     pipe: SyncPipe
@@ -27,7 +27,7 @@ class NodeLink(NamedTuple):
     arena: ArenaMap
 
 
-def connect(socket_path: Path, opening: Open, timeout_s: float) -> NodeLink:
+def connect(socket_path: Path, opening: Open, timeout_s: float) -> Attachment:
     """Raises ``TierError`` with the reason: there is no cache, it does not answer, it refuses."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -35,7 +35,7 @@ def connect(socket_path: Path, opening: Open, timeout_s: float) -> NodeLink:
         sock.connect(str(socket_path))
         sock.sendall(encode_frame(msgspec.msgpack.encode(opening)))
         arena = _map_arena(sock)
-        return NodeLink(SyncPipe(sock), arena)  # last: it makes the socket non-blocking
+        return Attachment(SyncPipe(sock), arena)  # last: it makes the socket non-blocking
     except (OSError, ArenaError, TierError, msgspec.MsgspecError) as error:
         sock.close()
         raise TierError(f"no node cache at {socket_path}: {error}") from error

@@ -3,7 +3,7 @@
 import logging
 
 from cache_tiers.messages import Open
-from cache_tiers.node_client import NodeLink, connect
+from cache_tiers.node_client import Attachment, connect
 from engine.config import EngineSpec
 from engine.engine import Engine
 from engine.kv_images import image_layout, supports_tiers
@@ -41,7 +41,7 @@ def use_node_cache(
     )
     opening = Open(layout, rank=0, model=spec.model, key_stride=KEY_STRIDE)
 
-    def dial() -> NodeLink:
+    def dial() -> Attachment:
         return connect(socket_path, opening, _CONNECT_TIMEOUT_S)
 
     def attach(arena: memoryview) -> None:

@@ -22,7 +22,7 @@ from cache_tiers.messages import (
     Store,
     Stored,
 )
-from cache_tiers.node_client import NodeLink, connect
+from cache_tiers.node_client import Attachment, connect
 from wire.errors import ConnectionClosed
 
 Message = TypeVar("Message", bound=msgspec.Struct)
@@ -32,7 +32,7 @@ WAIT_S = 5.0
 class NodeEngine:
     """Rank 0 of an engine that computes nothing."""
 
-    def __init__(self, link: NodeLink, layout: ImageLayout) -> None:
+    def __init__(self, link: Attachment, layout: ImageLayout) -> None:
         self.link = link
         self.layout = layout
         self.slots: list[int] = []
