@@ -49,6 +49,8 @@ class NodeCacheActor:
         `OSError` with what to change.
         """
         self._config = config
+        self._others: set[NodeCacheConfig] = set()
+        """That were asked for, too."""
         self._folder = NodeFolder(temporary_roots(), node_id)
         host = ray.util.get_node_ip_address()
         identity = read_identity(self._folder.identity_path)
@@ -72,7 +74,8 @@ class NodeCacheActor:
 
     async def find(self, config: NodeCacheConfig) -> NodeCachePlace:
         """Where it is; of several configurations the first one counts."""
-        if config != self._config:
+        if config != self._config and config not in self._others:  # keepers ask every few seconds
+            self._others.add(config)
             logger.warning(
                 "a model asks for a node cache of another configuration than the one that runs; "
                 "all models of a node share one: give them the same node_cache section"
