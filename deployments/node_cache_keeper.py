@@ -16,6 +16,8 @@ logger = logging.getLogger("ray.serve")
 START_TIMEOUT_S = 30.0
 """A cache that takes longer is done without."""
 WATCH_PERIOD_S = 5.0
+_MOST_PERIODS = 12
+"""Between attempts to make a cache that can't be made: each starts a process."""
 
 
 class NodeCacheKeeper:
@@ -64,17 +66,17 @@ class NodeCacheKeeper:
             return place
 
     async def _watch(self) -> None:
-        is_lost = False
+        num_failed = 0
         while True:
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(self._period_s * min(max(1, num_failed), _MOST_PERIODS))
             try:
                 await self._find()
             except Exception as error:
-                if not is_lost:
+                if not num_failed:
                     logger.warning("node %s lost its cache: %s", self._node_id, _reason(error))
-                is_lost = True
+                num_failed += 1
             else:
-                is_lost = False
+                num_failed = 0
 
 
 def _reason(error: Exception) -> str:

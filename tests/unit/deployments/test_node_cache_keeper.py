@@ -1,6 +1,7 @@
 """An engine replica's watch over its node's cache."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ async def test_a_lost_cache_is_made_again_and_its_loss_said_once(
     await _until_asked(nodes, 10)
     await keeper.close()
     assert caplog.text.count("lost its cache: its process is gone") == 1
+
+
+async def test_a_cache_that_can_not_be_made_is_tried_ever_more_rarely() -> None:
+    nodes = Nodes()
+    keeper = NodeCacheKeeper(NodeCacheConfig(), "a", ensure=nodes.ensure, period_s=0.01)
+    await keeper.start()
+    nodes.fault = OSError("host_bytes is more than is free: lower it")
+    started_s = time.monotonic()
+    await _until_asked(nodes, 5)
+    assert time.monotonic() - started_s >= 0.1
+    await keeper.close()
 
 
 async def _until_asked(nodes: Nodes, num_times: int) -> None:
