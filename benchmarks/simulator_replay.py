@@ -47,6 +47,9 @@ class TimedRunner:
     def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
         self._runner.attach_arena(arena, layout, socket_path)
 
+    def detach_arena(self) -> None:
+        self._runner.detach_arena()
+
     def close(self) -> None:
         self._runner.close()
 

@@ -14,7 +14,14 @@ import msgspec
 from cache_tiers.block_image import ImageLayout
 from cache_tiers.tier import TierError
 from engine.follower_link import ANSWER_TIMEOUT_S, FollowerLink, RanksOutOfStep
-from engine.rank_messages import JoinArena, Joined, PlanFrame, Transferred
+from engine.rank_messages import (
+    FromLeader,
+    JoinArena,
+    Joined,
+    LeaveArena,
+    PlanFrame,
+    Transferred,
+)
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 from wire.frames import encode_frame
 
@@ -69,6 +76,11 @@ class BroadcastRunner:
             if answer.reason_against is not None:
                 raise TierError(f"rank {rank} can't use the arena: {answer.reason_against}")
 
+    def detach_arena(self) -> None:
+        """Have every rank let go of the arena; between two steps only."""
+        self._broadcast(LeaveArena())
+        self._runner.detach_arena()
+
     def close(self) -> None:
         self._runner.close()
         for link in self._links:
@@ -85,7 +97,7 @@ class BroadcastRunner:
             failed.update(answer.failed_loads)
         return failed
 
-    def _broadcast(self, frame: PlanFrame | JoinArena) -> None:
+    def _broadcast(self, frame: FromLeader) -> None:
         encoded = encode_frame(self._encode(frame))
         for link in self._links:
             link.send(encoded)

@@ -27,7 +27,12 @@ class FollowerArena:
         opening = Open(layout, self._rank, self._model, KEY_STRIDE)
         pipe, arena = connect(Path(socket_path), opening, _CONNECT_TIMEOUT_S)
         pipe.close()
-        if self._map is not None:
-            self._map.close()
+        self.close()
         self._map = arena
         return arena.memory
+
+    def close(self) -> None:
+        """Idempotent. While somebody has a view the mapping stays."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None

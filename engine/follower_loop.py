@@ -5,22 +5,38 @@ this loop goes round. Must not know the model or what the plans are for.
 """
 
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from cache_tiers.block_image import ImageLayout
 from cache_tiers.tier import TierError
 from engine.garbage import GarbageCollector
-from engine.rank_messages import FromLeader, JoinArena, Joined, PlanFrame, Transferred
+from engine.rank_messages import (
+    FromLeader,
+    JoinArena,
+    Joined,
+    LeaveArena,
+    PlanFrame,
+    Transferred,
+)
 from engine.step import ModelRunner
 from engine.step_loop import IDLE_POLL_S
 from wire.pipe import SyncPipe
 
 MIN_HEARTBEAT_PERIOD_S = IDLE_POLL_S / 2
 """The front need not wake up for every step of every rank."""
-OpenArena = Callable[[ImageLayout, str], memoryview]
-"""The arena of the node's cache at a socket path. Raises ``TierError``."""
+
+
+class RankArena(Protocol):
+    """Maps the arena of the node's cache."""
+
+    def open(self, layout: ImageLayout, socket_path: str) -> memoryview:
+        """In place of the one before. Raises ``TierError``."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent; nobody uses it any more."""
 
 
 class FollowerLoop:
@@ -32,7 +48,7 @@ class FollowerLoop:
         *,
         leader: SyncPipe,
         front: SyncPipe,
-        open_arena: OpenArena,
+        arena: RankArena,
         garbage: GarbageCollector | None = None,
     ) -> None:
         self._runner = runner
@@ -40,7 +56,7 @@ class FollowerLoop:
         self._leader = leader
         self._front = front
         self._last_heartbeat_s = 0.0
-        self._open_arena = open_arena
+        self._arena = arena
         self._decode = msgspec.msgpack.Decoder(FromLeader).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -56,10 +72,14 @@ class FollowerLoop:
         """Carry out the plans that came; wait for some if there are none."""
         for frame in self._leader.poll(IDLE_POLL_S):
             message = self._decode(frame)
-            if isinstance(message, PlanFrame):
-                self._execute(message)
-            else:
-                self._leader.send(self._encode(self._join(message)))
+            match message:
+                case PlanFrame():
+                    self._execute(message)
+                case JoinArena():
+                    self._leader.send(self._encode(self._join(message)))
+                case LeaveArena():
+                    self._runner.detach_arena()
+                    self._arena.close()
             self._show_life()
             self._garbage.collect_between_steps()
         self._show_life()
@@ -73,7 +93,7 @@ class FollowerLoop:
 
     def _join(self, message: JoinArena) -> Joined:
         try:
-            arena = self._open_arena(message.layout, message.socket_path)
+            arena = self._arena.open(message.layout, message.socket_path)
             self._runner.attach_arena(arena, message.layout, message.socket_path)
         except TierError as error:
             return Joined(str(error))

@@ -138,6 +138,10 @@ class PacedRunner:
         """Of this rank alone, which needs no ``socket_path``."""
         self._transfer = PacedTransfer(self._kv, RankImages(arena, layout, self._rank))
 
+    def detach_arena(self) -> None:
+        """No image is in use between steps."""
+        self._transfer = None
+
     def close(self) -> None:
         """Forget everything."""
         self._slots.clear()

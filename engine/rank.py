@@ -120,7 +120,7 @@ def _load(front: SyncPipe, place: _Place) -> _Loop:
             loaded.runner,
             leader=SyncPipe(leader),
             front=front,
-            open_arena=FollowerArena(rank.rank, spec.model).open,
+            arena=FollowerArena(rank.rank, spec.model),
             garbage=garbage,
         )
     runner = BroadcastRunner(loaded.runner, place.links) if rank.size > 1 else loaded.runner

@@ -116,6 +116,12 @@ class JoinArena(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     """Of the node's cache."""
 
 
+class LeaveArena(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+    """From rank 0 to each of the others: no later plan moves KV, let go of the memory. Not
+    answered.
+    """
+
+
 class Transferred(msgspec.Struct, frozen=True, array_like=True, tag="transferred"):
     """To rank 0: the stores of this rank's shards are done, and so are its loads."""
 
@@ -133,5 +139,5 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
 
 RankCommand = FromGateway | GatewayGone | Record | StoreKept
 RankEvent = Ready | Loaded | Failed | StepReport
-FromLeader = PlanFrame | JoinArena
+FromLeader = PlanFrame | JoinArena | LeaveArena
 FromFollower = Transferred | Joined

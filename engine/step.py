@@ -204,6 +204,12 @@ class ModelRunner(Protocol):
         """
         ...
 
+    def detach_arena(self) -> None:
+        """Let go of the arena, if one is attached: no later plan holds transfers, until the next
+        ``attach_arena``. What maps it is not this runner's to close.
+        """
+        ...
+
     def close(self) -> None:
         """Give the device memory back; no call follows."""
         ...

@@ -34,7 +34,7 @@ from engine.restores import make_restore
 from engine.sequence import Sequence
 from engine.step import StepPlan, StepResult
 from engine.tier_counts import TierCounts
-from engine.tier_link import LinkDown, LinkNews, LinkUp, NodeLink
+from engine.tier_link import LinkDown, LinkNews, LinkUp, MappedArena, NodeLink
 from engine.transfer_pace import TransferPace
 from engine.write_policy import BlockWriter
 from wire.pipe import SyncPipe, wait_any
@@ -57,16 +57,19 @@ class TierDesk:
         self,
         link: NodeLink,
         attach: Callable[[memoryview], None],
+        detach: Callable[[], None],
         layout: ImageLayout,
         *,
         timeout_s: float = FETCH_TIMEOUT_S,
         check_period: int = CHECK_PERIOD,
     ) -> None:
-        """``attach``: lets the runners use an arena; raises if they can't. ``layout``: of its
-        images.
+        """``attach``: lets the runners use an arena; raises if they can't. ``detach``: has
+        them let go of it. ``layout``: of its images.
         """
         self._link = link
         self._attach = attach
+        self._detach = detach
+        self._arena: MappedArena | None = None
         self._block_size = layout.block_size_tokens
         self._image_bytes = layout.image_bytes
         self._max_offset = 0
@@ -266,6 +269,7 @@ class TierDesk:
                 self._go_up(news)
             case LinkDown():
                 self._go_down(ready)
+                self._let_go_of_arena()
             case _ if not self._is_up:
                 pass  # of a node whose arena the runners can't use
             case Slots() if self._are_images(news.offsets):
@@ -284,6 +288,7 @@ class TierDesk:
                 self._leave_node("it speaks of images outside of its arena", ready)
 
     def _go_up(self, news: LinkUp) -> None:
+        self._arena = news.arena
         try:
             self._attach(news.arena.memory)
         except Exception as error:  # memory of a device can't be had for many a reason
@@ -292,6 +297,13 @@ class TierDesk:
         self._is_up = True
         self._max_offset = news.arena.memory.nbytes - self._image_bytes
         self.writer.open()
+
+    def _let_go_of_arena(self) -> None:
+        """Or the next node could find no room for its own. No plan holds transfers now."""
+        self._detach()
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
 
     def _are_images(self, offsets: Iterable[int]) -> bool:
         """Whether images can lie there: runners take that for granted."""

@@ -34,6 +34,9 @@ class MappedArena(Protocol):
     @property
     def memory(self) -> memoryview: ...
 
+    def close(self) -> None:
+        """Idempotent. While somebody has a view of ``memory`` the mapping stays."""
+
 
 class NodeConnection(Protocol):
     """Opens a connection: the node has said ``Welcome``. Raises ``TierError``."""
@@ -46,6 +49,7 @@ class LinkUp:
     """The node is there: nothing that was said before counts."""
 
     arena: MappedArena
+    """To be closed after ``LinkDown``: until then a dead node's memory is not free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def use_node_cache(
         TierDesk(
             link,
             attach,
+            runner.detach_arena,
             layout,
             timeout_s=spec.load_timeout_s,
         )

@@ -82,12 +82,17 @@ class TorchRunner:
 
     def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
         """Of this rank alone, which needs no ``socket_path``."""
-        self._detach_arena()
+        self.detach_arena()
         images = RankImages(arena, layout, self._rank)
         self._transfer = KvTransfer(self._kv_pool, images, num_threads=self._num_threads)
 
+    def detach_arena(self) -> None:
+        if self._transfer is not None:
+            self._transfer.close()
+            self._transfer = None
+
     def close(self) -> None:
-        self._detach_arena()
+        self.detach_arena()
         del self._model, self._kv_pool, self._outputs
 
     def _run(self, plan: StepPlan) -> StepResult:
@@ -115,11 +120,6 @@ class TorchRunner:
     def _attached(self) -> KvTransfer:
         assert self._transfer is not None, "a plan moves KV, but no arena was attached"
         return self._transfer
-
-    def _detach_arena(self) -> None:
-        if self._transfer is not None:
-            self._transfer.close()
-            self._transfer = None
 
     def _load(self, loads: Sequence[BlockTransfer]) -> tuple[int, ...]:
         failed = self._attached.load(loads) if loads else ()

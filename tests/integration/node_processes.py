@@ -36,6 +36,11 @@ class NodeProcess:
         self.process.send_signal(signal.SIGCONT)
 
 
+def num_arena_maps(pid: int) -> int:
+    """Arenas that a process maps."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:headwater-kv")
+
+
 @asynccontextmanager
 async def node_process(folder: Path, config: NodeCacheConfig) -> AsyncIterator[NodeProcess]:
     """``folder`` for its socket; ends it by closing its standard input."""

@@ -12,7 +12,8 @@ import pytest
 from cache_tiers.config import NodeCacheConfig
 from engine.config import EngineConfig, PacedConfig
 from engine.messages import Medium
-from tests.integration.node_processes import node_process
+from tests.integration.node_engines import eventually
+from tests.integration.node_processes import node_process, num_arena_maps
 from tests.integration.paced_front import Gateway, gateway_at, running, write_paced_checkpoint
 
 pytestmark = pytest.mark.integration
@@ -139,6 +140,28 @@ async def test_requests_go_on_when_the_node_is_killed_and_use_the_next_one(
                         break
                     await asyncio.sleep(0.3)
                 assert num_restored(gateway, name) > 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+async def test_no_rank_keeps_the_memory_of_a_node_that_was_killed(
+    checkpoint: Path, unix_dir: Path, num_ranks: int
+) -> None:
+    config = slow_prefill(num_ranks, kv_cache_bytes=60 * 1024)
+    async with (
+        node_process(unix_dir, NODE) as node,
+        running(checkpoint, config=config, node_cache_socket=node.socket_path) as (_, endpoint),
+        gateway_at(endpoint) as gateway,
+    ):
+        ranks = [child.pid for child in psutil.Process().children(recursive=True)]
+        ranks.remove(node.process.pid)
+        tokens = await ask(gateway, "a")
+        await ask(gateway, "long")
+        assert await ask(gateway, "b") == tokens
+        assert num_restored(gateway, "b") > 0
+        assert sum(map(num_arena_maps, ranks)) == num_ranks
+        await node.kill()
+        await eventually(lambda: not any(map(num_arena_maps, ranks)))
+        assert await ask(gateway, "c") == tokens
 
 
 async def test_a_node_that_hangs_holds_few_requests_up_and_costs_no_work(

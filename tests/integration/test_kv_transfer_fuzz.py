@@ -89,6 +89,7 @@ class Case:
                 TierDesk(
                     self.node,
                     lambda arena: self.runner.attach_arena(arena, layout, SOCKET_PATH),
+                    self.runner.detach_arena,
                     layout,
                     check_period=7,
                 )

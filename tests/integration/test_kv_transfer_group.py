@@ -2,17 +2,21 @@
 from the node's cache answers as what they compute.
 """
 
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from cache_tiers.config import NodeCacheConfig
 from cache_tiers.keys import BlockKey, block_keys
 from cache_tiers.messages import Loaded
 from engine.config import EngineConfig, EngineSpec
 from engine.messages import EngineRequest, SamplingParams, Submit
 from engine.rank_group import RankGroup
 from engine.rank_messages import FromGateway
+from tests.integration.node_engines import eventually
+from tests.integration.node_processes import node_process, num_arena_maps
 from tests.integration.node_threads import node_thread
 from tests.integration.rank_groups import answer, running
 from tests.unit.cache_tiers.fake_image_store import FakeImageStore
@@ -58,19 +62,24 @@ def submit(group: RankGroup, request_id: str, token_ids: list[int]) -> None:
 
 
 async def converse(spec: EngineSpec) -> dict[str, list[int]]:
-    """All answers; the conversations take turns, so that each has been evicted when it goes on."""
+    """All answers."""
+    async with running(spec) as group:
+        return await converse_with(group)
+
+
+async def converse_with(group: RankGroup) -> dict[str, list[int]]:
+    """The conversations take turns, so that each has been evicted when it goes on."""
     texts = [
         [3 + (7 * number + place * (number + 3)) % 90 for place in range(90)]
         for number in range(NUM_CONVERSATIONS)
     ]
     answers: dict[str, list[int]] = {}
-    async with running(spec) as group:
-        for turn in range(NUM_TURNS):
-            for number, text in enumerate(texts):
-                request_id = f"{number}.{turn}"
-                submit(group, request_id, text)
-                answers |= await answer(group, 1)
-                text += [*answers[request_id], *range(10, 25)]
+    for turn in range(NUM_TURNS):
+        for number, text in enumerate(texts):
+            request_id = f"{number}.{turn}"
+            submit(group, request_id, text)
+            answers |= await answer(group, 1)
+            text += [*answers[request_id], *range(10, 25)]
     return answers
 
 
@@ -98,3 +107,19 @@ async def test_answers_from_restored_kv_are_those_of_computed_kv(
             node.store.arena.memory[stored.offset + BLOCK_BYTES - 1] ^= 1
         assert await converse(spec) == expected
         assert any(load.bad_keys for load in take_loads(node.store))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_no_rank_keeps_the_memory_of_a_node_that_was_killed(
+    checkpoint: Path, size: int
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="hw-") as folder:  # short: socket paths are limited
+        async with (
+            node_process(Path(folder), NodeCacheConfig(host_bytes=64 * 1024**2)) as node,
+            running(spec_of(checkpoint, size, node.socket_path)) as group,
+        ):
+            answers = await converse_with(group)
+            assert [num_arena_maps(pid) for pid in group.pids] == [1] * size
+            await node.kill()
+            await eventually(lambda: not any(map(num_arena_maps, group.pids)))
+            assert await converse_with(group) == answers

@@ -50,7 +50,7 @@ def follow(rank: int, leader: socket.socket, front: socket.socket) -> None:
         make_runner(rank),
         leader=SyncPipe(leader),
         front=SyncPipe(front),
-        open_arena=FollowerArena(rank, "m").open,
+        arena=FollowerArena(rank, "m"),
     )
     with pytest.raises(ConnectionClosed):
         loop.run()

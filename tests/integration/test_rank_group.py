@@ -171,6 +171,9 @@ class FakeRunner:
     def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
         raise AssertionError("no plan here moves KV")
 
+    def detach_arena(self) -> None:
+        raise AssertionError("no plan here moves KV")
+
     def close(self) -> None:
         pass
 

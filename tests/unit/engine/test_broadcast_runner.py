@@ -13,7 +13,7 @@ from cache_tiers.tier import TierError
 from engine.broadcast_runner import BroadcastRunner
 from engine.errors import StepOutOfMemory
 from engine.follower_link import RanksOutOfStep
-from engine.follower_loop import FollowerLoop, OpenArena
+from engine.follower_loop import FollowerLoop
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.rank_messages import Joined, Transferred
 from engine.step import (
@@ -33,10 +33,23 @@ from wire.pipe import SyncPipe
 T = TypeVar("T")
 NUM_FOLLOWERS = 2
 LAYOUT = ImageLayout(b"f" * 16, num_shards=3, shard_bytes=64, block_size_tokens=16)
-ARENAS: list[OpenArena] = [
-    lambda _layout, _path: memoryview(b"1"),
-    lambda _layout, _path: memoryview(b"2"),
-]
+
+
+@dataclass
+class FakeArena:
+    """Of one rank."""
+
+    content: bytes
+    error: TierError | None = None
+    num_closed: int = 0
+
+    def open(self, _layout: ImageLayout, _socket_path: str) -> memoryview:
+        if self.error is not None:
+            raise self.error
+        return memoryview(self.content)
+
+    def close(self) -> None:
+        self.num_closed += 1
 
 
 @dataclass
@@ -62,6 +75,9 @@ class Recorder:
         assert (layout, socket_path) == (LAYOUT, "/node")
         self.arenas.append(bytes(arena))
 
+    def detach_arena(self) -> None:
+        self.arenas.clear()
+
     def close(self) -> None:
         pass
 
@@ -74,10 +90,11 @@ class Ranks:
     own: Recorder
     others: list[Recorder]
     loops: list[FollowerLoop]
+    arenas: list[FakeArena]
+    """The others'."""
     links: list[SyncPipe]
     """The others' ends of the links to rank 0."""
     fronts: list[socket.socket]
-    backs: list[socket.socket]
     leader_ends: list[socket.socket]
 
     def meanwhile(self, act: Callable[[BroadcastRunner], T]) -> T:
@@ -102,12 +119,13 @@ def ranks() -> Iterator[Ranks]:
         leaders, followers = zip(*(pair() for _ in others), strict=True)
         fronts, backs = zip(*(pair() for _ in others), strict=True)
         links = list(map(SyncPipe, followers))
+        arenas = [FakeArena(b"1"), FakeArena(b"2")]
         loops = [
-            FollowerLoop(other, leader=link, front=SyncPipe(back), open_arena=arena)
-            for other, link, back, arena in zip(others, links, backs, ARENAS, strict=True)
+            FollowerLoop(other, leader=link, front=SyncPipe(back), arena=arena)
+            for other, link, back, arena in zip(others, links, backs, arenas, strict=True)
         ]
         leader = BroadcastRunner(own, leaders, answer_timeout_s=0.2)
-        yield Ranks(leader, own, others, loops, links, list(fronts), list(backs), list(leaders))
+        yield Ranks(leader, own, others, loops, arenas, links, list(fronts), list(leaders))
 
 
 def plan(step_id: int, scheduled: tuple[ScheduledSequence, ...] = ()) -> StepPlan:
@@ -277,14 +295,16 @@ def test_every_rank_opens_the_arena_on_its_own(ranks: Ranks) -> None:
     assert [runner.arenas for runner in (ranks.own, *ranks.others)] == [[b"0"], [b"1"], [b"2"]]
 
 
-def test_without_an_arena_on_one_rank_steps_go_on(ranks: Ranks) -> None:
-    def refuse(_layout: ImageLayout, _socket_path: str) -> memoryview:
-        raise TierError("no node cache at /node")
+def test_every_rank_lets_go_of_the_arena(ranks: Ranks) -> None:
+    ranks.meanwhile(lambda leader: leader.attach_arena(memoryview(b"0"), LAYOUT, "/node"))
+    ranks.meanwhile(lambda leader: leader.detach_arena())
+    assert [runner.arenas for runner in (ranks.own, *ranks.others)] == [[], [], []]
+    assert [arena.num_closed for arena in ranks.arenas] == [1, 1]
+    ranks.meanwhile(lambda leader: leader.execute(FULL_PLAN))
 
-    [end] = ranks.links[1:]
-    ranks.loops[1] = FollowerLoop(
-        ranks.others[1], leader=end, front=SyncPipe(ranks.backs[1]), open_arena=refuse
-    )
+
+def test_without_an_arena_on_one_rank_steps_go_on(ranks: Ranks) -> None:
+    ranks.arenas[1].error = TierError("no node cache at /node")
     with pytest.raises(TierError, match="rank 2 can't use the arena: no node cache at /node"):
         ranks.meanwhile(lambda leader: leader.attach_arena(memoryview(b"0"), LAYOUT, "/node"))
     ranks.meanwhile(lambda leader: leader.execute(plan(1)))

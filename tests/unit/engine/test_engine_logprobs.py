@@ -153,6 +153,9 @@ def test_a_runner_that_answers_other_log_probabilities_fails_the_step(
         def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
             self.inner.attach_arena(arena, layout, socket_path)
 
+        def detach_arena(self) -> None:
+            self.inner.detach_arena()
+
         def close(self) -> None:
             self.inner.close()
 
@@ -171,6 +174,9 @@ def test_log_probabilities_that_nobody_asked_for_fail_the_step() -> None:
             pass
 
         def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+            raise AssertionError("no plan here moves KV")
+
+        def detach_arena(self) -> None:
             raise AssertionError("no plan here moves KV")
 
         def close(self) -> None:

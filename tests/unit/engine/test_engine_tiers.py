@@ -1,5 +1,7 @@
 """An engine with a node's cache: what is restored, what is stored, and what becomes of failures."""
 
+import weakref
+
 import pytest
 from msgspec.structs import replace
 
@@ -377,16 +379,30 @@ def test_a_node_that_comes_back_is_used_again() -> None:
     assert usage_of(again) == Usage(33, 32, 4, restored=RestoredTokens(host=32))
 
 
+def test_nobody_keeps_the_arena_of_a_node_that_is_gone() -> None:
+    runner = make_runner(64)
+    tiered = make_tiered(inner=runner)
+    ask(tiered, "a")
+    transfer = weakref.ref(runner._attached)
+    assert not tiered.node.arena.is_closed
+    tiered.node.go_down()
+    tiered.turn()
+
+    assert transfer() is None
+    assert tiered.node.arena.is_closed
+
+
 def test_an_arena_that_the_runner_can_not_use_leaves_the_engine_without_tiers() -> None:
     def refuse(arena: memoryview) -> None:
         raise MemoryError("the device takes no more")
 
     node = FakeNode()
     engine = make_engine()
-    engine.use_tiers(TierDesk(node, refuse, LAYOUT))
+    engine.use_tiers(TierDesk(node, refuse, lambda: None, LAYOUT))
     engine.poll_tiers()
 
     assert not node.is_up
+    assert node.arena.is_closed
     engine.add(make_request("a", prompt(33)))
     assert len(run_to_end(engine)["a"].token_ids) == 4
     assert node.of(Fetch) == []

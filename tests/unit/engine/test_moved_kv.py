@@ -1,5 +1,6 @@
 """Runners whose KV leaves for the arena and comes back: answers are those of KV that stayed."""
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,6 +141,17 @@ def test_the_last_block_of_a_prompt_is_moved_though_it_is_not_full(case: Case) -
     loaded = case.steps.execute(loads=[*case.transfers(LATER_TABLE), last])
     assert loaded.failed_loads == ()
     assert case.answer(LATER_TABLE, start=len(PROMPT) - 1) == expected
+
+
+def test_an_arena_that_was_let_go_of_can_be_unmapped(case: Case) -> None:
+    mapping = mmap.mmap(-1, len(case.transfers(TABLE)) * case.layout.image_bytes)
+    case.runner.attach_arena(memoryview(mapping), case.layout, SOCKET_PATH)
+    case.answer(TABLE)
+    case.steps.execute(stores=case.transfers(TABLE))
+    case.steps.execute(loads=case.transfers(LATER_TABLE))
+    case.steps.compute(PROMPT, LATER_TABLE, comparisons=case.transfers(LATER_TABLE))
+    case.runner.detach_arena()
+    mapping.close()  # raises while somebody has a view
 
 
 def test_another_arena_takes_the_place_of_the_first(case: Case) -> None:

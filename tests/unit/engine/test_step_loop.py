@@ -60,6 +60,9 @@ class Breakable:
     def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
         self.inner.attach_arena(arena, layout, socket_path)
 
+    def detach_arena(self) -> None:
+        self.inner.detach_arena()
+
     def close(self) -> None:
         self.inner.close()
 

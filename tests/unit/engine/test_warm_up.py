@@ -38,6 +38,9 @@ class Recorder:
     def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
         self._runner.attach_arena(arena, layout, socket_path)
 
+    def detach_arena(self) -> None:
+        self._runner.detach_arena()
+
     def close(self) -> None:
         self._runner.close()
 
@@ -50,6 +53,9 @@ class Broken:
         pass
 
     def attach_arena(self, arena: memoryview, layout: ImageLayout, socket_path: str) -> None:
+        raise AssertionError("no plan here moves KV")
+
+    def detach_arena(self) -> None:
         raise AssertionError("no plan here moves KV")
 
     def close(self) -> None:

@@ -99,6 +99,10 @@ class RankThreads:
         for runner in self._runners:
             runner.attach_arena(arena, layout, socket_path)
 
+    def detach_arena(self) -> None:
+        for runner in self._runners:
+            runner.detach_arena()
+
     def close(self) -> None:
         self._pool.shutdown()
         for runner in self._runners:

@@ -45,6 +45,10 @@ LAYOUT = ImageLayout(
 @dataclass
 class FakeArena:
     memory: memoryview
+    is_closed: bool = False
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @dataclass
@@ -74,10 +78,11 @@ class FakeNode:
 
     def come_up(self) -> None:
         self.memory = memoryview(bytearray(self.num_images * self.layout.image_bytes))
+        self.arena = FakeArena(self.memory)
         self._free = [number * self.layout.image_bytes for number in range(self.num_images)]
         self._granted: set[int] = set()
         self.is_up = True
-        self.news.append(LinkUp(FakeArena(self.memory)))
+        self.news.append(LinkUp(self.arena))
         self._grant()
 
     def go_down(self) -> None:
@@ -225,6 +230,7 @@ def make_tiered(
     desk = TierDesk(
         node,
         lambda arena: runner.attach_arena(arena, LAYOUT, ""),
+        runner.detach_arena,
         LAYOUT,
         check_period=check_period,
     )
