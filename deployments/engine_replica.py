@@ -25,6 +25,7 @@ from deployments.engine_loss import leave_when_lost
 from deployments.environment import headwater_home, temporary_roots
 from deployments.loopback import bind_replica_to_loopback
 from deployments.node_cache_keeper import NodeCacheKeeper
+from deployments.node_folder import NodeFolder
 from deployments.private_dir import PrivateDir
 from deployments.scrape_server import ScrapeServer
 from engine.checkpoints.pull import pull
@@ -65,12 +66,12 @@ class EngineReplica:
         if args.node_cache is not None:
             self._keeper = NodeCacheKeeper(args.node_cache, node_id)
             place = await self._keeper.start()
-            if place is not None:
-                cache = {
-                    "node_cache_socket": place.socket_path,
-                    "load_timeout_s": args.node_cache.load_timeout_s,
-                }
-                spec = spec.model_copy(update=cache)
+            folder = NodeFolder(temporary_roots(), node_id)  # of a cache that may be yet to come
+            cache = {
+                "node_cache_socket": folder.socket_path if place is None else place.socket_path,
+                "load_timeout_s": args.node_cache.load_timeout_s,
+            }
+            spec = spec.model_copy(update=cache)
         engine_id = f"{args.name}/{serve.get_replica_context().replica_id.unique_id}"
         secret = secrets.token_bytes(SECRET_BYTES)
         socket_dir = PrivateDir(temporary_roots(), max_bytes=MAX_SOCKET_DIR_BYTES)

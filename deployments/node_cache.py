@@ -52,6 +52,7 @@ class NodeCacheActor:
         self._others: set[NodeCacheConfig] = set()
         """That were asked for, too."""
         self._folder = NodeFolder(temporary_roots(), node_id)
+        self._folder.make()
         host = ray.util.get_node_ip_address()
         identity = read_identity(self._folder.identity_path)
         self._cache = NodeCache(

@@ -1,6 +1,8 @@
-"""An engine replica's watch over its node's cache: made at the start, and again if it is lost.
+"""An engine replica's watch over its node's cache: made at the start, or later if that fails, and
+again if it is lost.
 
-The engine finds the new one by itself, where the last one was. Must not know what a cache keeps.
+The engine finds it by itself, at a path that follows from the node's. Must not know what a cache
+keeps.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from deployments.node_cache import NodeCachePlace, ensure
 logger = logging.getLogger("ray.serve")
 
 START_TIMEOUT_S = 30.0
-"""A cache that takes longer is done without."""
+"""The replica waits no longer; until the cache is there, it computes."""
 WATCH_PERIOD_S = 5.0
 _MOST_PERIODS = 12
 """Between attempts to make a cache that can't be made: each starts a process."""
@@ -38,19 +40,20 @@ class NodeCacheKeeper:
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> NodeCachePlace | None:
-        """Where the cache is; None, with a line of the log, where none could be started: the engine
-        then computes what it would have loaded.
+        """Where the cache is; None, with a line of the log, where none could be started yet: until
+        there is one, the engine computes what it would have loaded.
         """
+        place, num_failed = None, 0
         try:
             place = await self._find()
         except Exception as error:
+            num_failed = 1
             logger.error(
-                "node %s has no cache, KV will be computed again instead of loaded: %s",
+                "node %s has no cache yet, until then KV is computed again instead of loaded: %s",
                 self._node_id,
                 _reason(error),
             )
-            return None
-        self._watcher = asyncio.create_task(self._watch(), name="watch node cache")
+        self._watcher = asyncio.create_task(self._watch(num_failed), name="watch node cache")
         return place
 
     async def close(self) -> None:
@@ -65,8 +68,8 @@ class NodeCacheKeeper:
             place: NodeCachePlace = await actor.find.remote(self._config)
             return place
 
-    async def _watch(self) -> None:
-        num_failed = 0
+    async def _watch(self, num_failed: int) -> None:
+        """``num_failed``: attempts so far, since there was a cache."""
         while True:
             await asyncio.sleep(self._period_s * min(max(1, num_failed), _MOST_PERIODS))
             try:
@@ -76,6 +79,8 @@ class NodeCacheKeeper:
                     logger.warning("node %s lost its cache: %s", self._node_id, _reason(error))
                 num_failed += 1
             else:
+                if num_failed:
+                    logger.info("node %s has its cache now", self._node_id)
                 num_failed = 0
 
 

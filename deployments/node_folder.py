@@ -15,11 +15,11 @@ _SOCKET_NAME = "cache.sock"
 
 
 class NodeFolder:
-    """Readable by this user alone."""
+    """Its path is known before it is there: an engine may look for a cache that is yet to come."""
 
     def __init__(self, roots: Sequence[Path], node_id: str) -> None:
         """In the first of ``roots`` that leads to a path that a socket can have. Raises
-        ``ValueError`` if there is none, or if the folder is another user's.
+        ``ValueError`` if there is none.
         """
         name = f"hwc-{os.getuid()}-{hashlib.sha256(node_id.encode()).hexdigest()[:16]}"
         paths = [root / name for root in roots]
@@ -29,12 +29,6 @@ class NodeFolder:
         if not short:
             raise ValueError("no temporary folder has a path short enough: unset TMPDIR")
         self.path = short[0]
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        status = self.path.lstat()
-        if self.path.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise ValueError(
-                f"{self.path} is not a folder of this user alone (mode 0700): remove it"
-            )
 
     @property
     def socket_path(self) -> Path:
@@ -44,6 +38,17 @@ class NodeFolder:
     def identity_path(self) -> Path:
         """For ``node_identity``."""
         return self.path / "identity.json"
+
+    def make(self) -> None:
+        """For this user alone; fine when it is there already. Raises ``ValueError`` if it is
+        another user's.
+        """
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        status = self.path.lstat()
+        if self.path.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise ValueError(
+                f"{self.path} is not a folder of this user alone (mode 0700): remove it"
+            )
 
     def remove(self) -> None:
         """Fine when it is gone already."""

@@ -56,6 +56,22 @@ async def test_without_a_cache_the_replica_goes_on_and_says_why(
     await keeper.close()
 
 
+async def test_a_cache_that_could_not_be_made_at_the_start_is_made_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "ray.serve")
+    nodes = Nodes()
+    nodes.fault = TimeoutError()
+    keeper = NodeCacheKeeper(NodeCacheConfig(), "a", ensure=nodes.ensure, period_s=0.001)
+    assert await keeper.start() is None
+    await _until_asked(nodes, 3)
+    nodes.fault = None
+    await _until_asked(nodes, 2)
+    await keeper.close()
+    assert "lost its cache" not in caplog.text
+    assert caplog.text.count("node a has its cache now") == 1
+
+
 async def test_a_lost_cache_is_made_again_and_its_loss_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
