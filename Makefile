@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CPP_FILES := $(wildcard engine/native/source/*)
 INSTALLED := .venv/.installed
 
-.PHONY: help setup serve test unit integration cluster check lint types layers format docs bench fuzz
+.PHONY: help setup serve test unit integration cluster check lint types layers format docs bench fuzz fuzztiers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,3 +83,6 @@ bench: setup ## Measure the engine without HTTP
 
 fuzz: setup ## Send the gateway 20,000 requests of all kinds
 	$(BIN)/python -m tests.fuzz --requests 20000
+
+fuzztiers: setup ## Damage and kill KV tiers in 10,000 cycles, comparing every token: 15 minutes
+	$(BIN)/python -m benchmarks.tier_fuzz --cycles 10000 --out build/benchmarks/tier_fuzz.json
