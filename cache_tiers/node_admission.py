@@ -7,17 +7,16 @@ afterwards.
 import asyncio
 import os
 import socket
-import struct
 from collections.abc import Callable
 
 import msgspec
 
 from cache_tiers.arena import Arena
 from cache_tiers.messages import Open, Refused, Welcome
+from cache_tiers.peer_user import peer_uid
 from wire.frames import HEADER_BYTES, encode_frame
 
 MAX_OPEN_BYTES = 4096
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class NotAdmitted(Exception):
@@ -34,11 +33,9 @@ async def admit(
     """Answer the rank's ``Open``; on return it has the arena. ``refusal`` may say why not. Only
     processes of user ``uid`` (ours) are listened to. Raises ``NotAdmitted``, ``OSError``.
     """
-    _, peer_uid, _ = _CREDENTIALS.unpack(
-        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    if peer_uid != (os.geteuid() if uid is None else uid):
-        raise _refuse(sock, f"user {peer_uid} is not the user of this cache")
+    other_uid = peer_uid(sock)
+    if other_uid != (os.geteuid() if uid is None else uid):
+        raise _refuse(sock, f"user {other_uid} is not the user of this cache")
     try:
         opening = msgspec.msgpack.decode(await _read_frame(sock), type=Open)
     except msgspec.MsgspecError as error:

@@ -12,6 +12,7 @@ import msgspec
 
 from cache_tiers.arena import ArenaError, ArenaMap
 from cache_tiers.messages import NodeToEngine, Open, Refused, Welcome
+from cache_tiers.peer_user import peer_uid
 from cache_tiers.tier import TierError
 from wire.frames import HEADER_BYTES, encode_frame
 from wire.pipe import SyncPipe
@@ -27,12 +28,19 @@ class Attachment(NamedTuple):
     arena: ArenaMap
 
 
-def connect(socket_path: Path, opening: Open, timeout_s: float) -> Attachment:
-    """Raises ``TierError`` with the reason: there is no cache, it does not answer, it refuses."""
+def connect(
+    socket_path: Path, opening: Open, timeout_s: float, *, uid: int | None = None
+) -> Attachment:
+    """Only to a process of user ``uid`` (ours): anybody may listen where a cache is yet to come.
+    Raises ``TierError`` with the reason: there is no cache, it does not answer, it refuses.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
         sock.connect(str(socket_path))
+        other_uid = peer_uid(sock)
+        if other_uid != (os.geteuid() if uid is None else uid):
+            raise TierError(f"user {other_uid} listens there, who is not this engine's")
         sock.sendall(encode_frame(msgspec.msgpack.encode(opening)))
         arena = _map_arena(sock)
         return Attachment(SyncPipe(sock), arena)  # last: it makes the socket non-blocking

@@ -387,6 +387,12 @@ async def test_another_users_process_is_turned_away(node: Node) -> None:
         assert b"is not the user" in theirs.recv(1000)
 
 
+def test_an_engine_uses_no_cache_of_another_user(folder: Path) -> None:
+    opening = Open(LAYOUT, 0, "m", 8)
+    with listen(folder / "node.sock"), pytest.raises(TierError, match="is not this engine's"):
+        connect(folder / "node.sock", opening, 5.0, uid=os.geteuid() + 1)
+
+
 async def test_memory_that_an_engine_mapped_outlives_the_node_cache(node: Node) -> None:
     async with node_engine(node.socket_path, LAYOUT) as engine:
         await engine.wait_for_slots(1)
