@@ -48,7 +48,7 @@ def choose(request: RouteRequest, candidates: Sequence[Candidate]) -> Choice:
     usual_rate = usual_tokens_per_s(candidates)
     paces = [pace(candidate, usual_rate) for candidate in candidates]
     holder = longest_holder(candidates, request.rotation)
-    lender = longest_lender(candidates, request.rotation)
+    lender = longest_lender(candidates, request.rotation, holder)
     unseen = unseen_requests(request.gateways, candidates)
     at_least = _lower_bounds(request.num_prompt_tokens, paces, holder)
     tolerance = 1.0 if request.current is None else 1.0 + STAY_RATIO

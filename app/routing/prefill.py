@@ -42,9 +42,13 @@ def longest_holder(candidates: Sequence[Candidate], rotation: int) -> Holder | N
     return Holder(Source(SourceKind.PEER, candidates[index].engine_id), most)
 
 
-def longest_lender(candidates: Sequence[Candidate], rotation: int) -> Holder | None:
-    """The same among those from which others can pull."""
+def longest_lender(
+    candidates: Sequence[Candidate], rotation: int, holder: Holder | None
+) -> Holder | None:
+    """The same among those from which others can pull; ``holder`` is the longest of all."""
     lenders = [candidate for candidate in candidates if candidate.can_lend]
+    if len(lenders) == len(candidates):
+        return holder
     return longest_holder(lenders, rotation) if lenders else None
 
 

@@ -91,8 +91,10 @@ def test_who_holds_most_lends_and_equals_take_turns() -> None:
 def test_only_who_can_lend_lends() -> None:
     most = replica(HeldPrefix(900), engine_id="most", can_lend=False)
     some = replica(HeldPrefix(300), engine_id="some")
-    assert longest_lender([most, some], 0) == Holder(Source(SourceKind.PEER, "some"), 300)
-    assert longest_lender([most], 0) is None
+    lender = Holder(Source(SourceKind.PEER, "some"), 300)
+    assert longest_lender([most, some], 0, longest_holder([most, some], 0)) == lender
+    assert longest_lender([some], 0, lender) == lender
+    assert longest_lender([most], 0, longest_holder([most], 0)) is None
 
 
 def test_a_transfer_counts_what_comes_from_the_source_and_a_doubtful_pull_brings_less() -> None:
