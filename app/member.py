@@ -115,10 +115,12 @@ class Member:
             self.num_unseen_tokens -= num_tokens
 
     def count_unseen(self, job: Job, num_uncached_tokens: int) -> None:
-        """``job`` was submitted: the next load view may not show it yet."""
+        """``job`` was submitted, perhaps once more: the next load view may not show it yet."""
+        num_before = self.unseen.get(job)
+        if num_before is None:
+            self.num_unseen_samples += job.num_samples
+        self.num_unseen_tokens += num_uncached_tokens - (num_before or 0)
         self.unseen[job] = num_uncached_tokens
-        self.num_unseen_samples += job.num_samples
-        self.num_unseen_tokens += num_uncached_tokens
 
     def view_age_s(self, now_s: float) -> float:
         """How old what the load view shows is; of a view that just came, if not 0 either.
