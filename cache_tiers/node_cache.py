@@ -90,6 +90,8 @@ class NodeCache:
     async def start(self) -> PeerAddress:
         """Serve; where other nodes find this one. Raises ``ArenaError``, ``TierError`` or
         ``OSError`` if engines can't be served; goes on without a tier that can't be had.
+
+        The process is taken to be the cache's own: Python's threads switch more often from now on.
         """
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         async with self._closing as closing:
