@@ -58,7 +58,10 @@ class Admission:
             self._waiting.give_up(job, self._overloaded(job.service_class, reason))
 
     def _overloaded(self, service_class: ServiceClass, reason: str) -> OverloadedError:
+        come_back_s = self._waiting.estimated_wait_s(service_class)
+        if self._readiness.next_ready_s is not None:
+            come_back_s = min(come_back_s, self._readiness.next_ready_s)
         return OverloadedError(
             f"The model `{self._model}` is overloaded: {reason}. Try again later.",
-            retry_after_s=retry_after_s(self._waiting.estimated_wait_s(service_class)),
+            retry_after_s=retry_after_s(come_back_s),
         )

@@ -14,6 +14,7 @@ import msgspec
 from app.client import QUERY_TIMEOUT_S, AskedTooOftenError, DeltaSink, EngineListener
 from app.membership import ConnectError, EngineAddress, PrepareCard
 from app.stack_traces import stack_of
+from cache_tiers.rung import Rung
 from engine.messages import (
     Abort,
     CacheSnapshot,
@@ -36,6 +37,7 @@ from engine.messages import (
     Submit,
     TokenDelta,
 )
+from engine.rung_messages import RungOrder, RungState, Successor
 from wire.connection import Connection, connect
 from wire.errors import ConnectionClosed
 
@@ -119,7 +121,9 @@ class ChannelClient:
         self._num_credits = 0
         self._num_waiting = [0, 0, 0]
         """Per class: as announced, less what was submitted since."""
-        self._is_accepting = True
+        self._is_closed = False
+        self._is_draining = False
+        self._rung_state = RungState(Rung.SERVING)
         self._open: dict[str, _Open] = {}
         self._queries: dict[int, asyncio.Future[bytes | None]] = {}
         self._query_ids = itertools.count(1)
@@ -143,7 +147,17 @@ class ChannelClient:
 
     @property
     def is_accepting(self) -> bool:
-        return self._is_accepting
+        state = self._rung_state
+        is_awake = state.rung is Rung.SERVING and not state.is_moving
+        return is_awake and not (self._is_draining or self._is_closed)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def rung_state(self) -> RungState:
+        return self._rung_state
 
     def set_demand(self, num_waiting: tuple[int, int, int]) -> None:
         self._num_waiting = list(num_waiting)
@@ -167,6 +181,12 @@ class ChannelClient:
     def request_snapshot(self) -> None:
         self._send(GetSnapshot())
 
+    def set_rung(self, order: RungOrder) -> None:
+        self._send(order)
+
+    def set_successor(self, *, exists: bool) -> None:
+        self._send(Successor(exists))
+
     async def query(
         self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S
     ) -> bytes | None:
@@ -188,7 +208,8 @@ class ChannelClient:
         await self._reader
 
     def _return_unneeded_credits(self) -> None:
-        if not any(self._num_waiting) and self._num_credits > 0:
+        is_needed = self.is_accepting and any(self._num_waiting)
+        if not is_needed and self._num_credits > 0:
             self._send(ReturnCredits(self._num_credits))
             self._num_credits = 0
 
@@ -226,11 +247,11 @@ class ChannelClient:
             case Grant():
                 if not 0 <= message.num_credits <= MAX_CREDITS - self._num_credits:
                     raise _NonsenseError(f"a grant of {message.num_credits} credits")
-                if self._is_accepting:
-                    self._num_credits += message.num_credits
+                self._num_credits += message.num_credits
+                if self.is_accepting:
                     self._listener.on_credits(self)
-                    # The grant may have crossed the word that nobody waits any more.
-                    self._return_unneeded_credits()
+                # The grant may have crossed the word that nobody waits any more.
+                self._return_unneeded_credits()
             case CacheSnapshot():
                 self._listener.on_snapshot(self, message)
             case Reply():
@@ -245,9 +266,14 @@ class ChannelClient:
                     raise _NonsenseError(f"{message.num_gateways} connected gateways")
                 self._num_gateways = message.num_gateways
             case Draining():
-                self._is_accepting = False
-                self._num_credits = 0
+                self._is_draining = True
+                self._return_unneeded_credits()
                 self._listener.on_draining(self)
+            case RungState():
+                _check_rung_state(message)
+                self._rung_state = message
+                self._return_unneeded_credits()
+                self._listener.on_rung(self)
             case ModelCard():
                 raise _NonsenseError("a second card")
 
@@ -262,7 +288,7 @@ class ChannelClient:
         request.sink(delta)
 
     def _end(self, reason: str) -> None:
-        self._is_accepting = False
+        self._is_closed = True
         self._num_credits = 0
         lost, self._open = self._open, {}
         error = f"The connection to the engine was lost: {reason}."
@@ -283,6 +309,15 @@ def _check_card(card: ModelCard) -> None:
         value = getattr(card, name)
         if value < least:
             raise ConnectError(f"{card.engine_id!r} sent a card with {name} = {value}")
+
+
+def _check_rung_state(state: RungState) -> None:
+    """Estimates are made of these figures. Raises ``_NonsenseError``."""
+    if state.rung not in (Rung.PARKED, Rung.SERVING):
+        raise _NonsenseError(f"a replica that stands on the rung {state.rung.name}")
+    for value in (state.wake_s, state.sleep_s):
+        if not 0 <= value <= MAX_LOAD:  # false for NaN, too
+            raise _NonsenseError(f"a way between rungs that takes {value} s")
 
 
 def _check_load(load: LoadView) -> None:

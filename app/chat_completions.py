@@ -63,7 +63,7 @@ class ChatCompletions:
     ) -> None:
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
-        card = await dispatcher.ready_card()
+        card = await dispatcher.card_for_answer()
         tokenizer = await self._gateway.tokenizers.get(card)
         begun_s = time.monotonic()
         prompt = await chat_prompt(request, tokenizer, card, is_long=is_long)

@@ -17,6 +17,7 @@ from engine.messages import (
     QueryKind,
     TokenDelta,
 )
+from engine.rung_messages import RungOrder, RungState
 
 QUERY_TIMEOUT_S = 5.0
 
@@ -49,6 +50,10 @@ class EngineListener(Protocol):
         """The replica takes no more requests; running ones go on."""
         ...
 
+    def on_rung(self, client: "EngineClient") -> None:
+        """``client.rung_state`` is new."""
+        ...
+
     def on_closed(self, client: "EngineClient", reason: str) -> None:
         """The connection is gone.
 
@@ -76,7 +81,17 @@ class EngineClient(Protocol):
 
     @property
     def is_accepting(self) -> bool:
-        """False while draining and after the connection closed."""
+        """False while it drains, sleeps or moves between rungs, and after the connection closed."""
+        ...
+
+    @property
+    def is_draining(self) -> bool:
+        """The replica leaves for good."""
+        ...
+
+    @property
+    def rung_state(self) -> RungState:
+        """The newest; SERVING until the engine says something else."""
         ...
 
     @property
@@ -105,6 +120,14 @@ class EngineClient(Protocol):
 
     def request_snapshot(self) -> None:
         """Events were missed; ``on_snapshot`` follows."""
+        ...
+
+    def set_rung(self, order: RungOrder) -> None:
+        """Pass the autoscaler's order on; ``on_rung`` follows if it changes anything."""
+        ...
+
+    def set_successor(self, *, exists: bool) -> None:
+        """Say whether others could go on with what runs there."""
         ...
 
     async def query(

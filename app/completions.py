@@ -72,7 +72,7 @@ class Completions:
     ) -> None:
         dispatcher = self._gateway.dispatcher_of(request.model)
         record.model = dispatcher.model
-        card = await dispatcher.ready_card()
+        card = await dispatcher.card_for_answer()
         tokenizer = await self._gateway.tokenizers.get(card)
         options = request.options()
         build = partial(_prompt_runs, request, headers, options, tokenizer, card, record.request_id)

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from app.dispatch import Dispatcher
+from app.member import Member
+from cache_tiers.rung import Rung
 from engine.messages import ServiceClass
 
 _PREFIX = "headwater:"
+
+_STATES = ("serving", "parked", "moving", "draining")
 
 
 class DispatchGauges:
@@ -20,6 +24,19 @@ class DispatchGauges:
         self._waiting = gauge("gateway_requests_waiting", "Waiting for an engine.")
         self._running = gauge("gateway_requests_running", "Submitted to an engine.")
         self._engines = gauge("engines_accepting", "Connected engines that take requests.")
+        self._rungs = gauge(
+            "engines_on_rung",
+            "Connected engines that stand on a rung of the warm ladder, move or drain.",
+            ("model_name", "rung"),
+        )
+        self._seeded = Counter(
+            _PREFIX + "prefixes_seeded",
+            "Prefixes that were brought to engines before clients asked for them.",
+            ["model_name"],
+            registry=registry,
+        )
+        self._num_seeded: dict[str, int] = {}
+        """Of those, how many each model's counter shows."""
         self._credits = gauge(
             "engine_credits", "Requests that the engine would take now.", ("model_name", "engine")
         )
@@ -40,6 +57,12 @@ class DispatchGauges:
             self._waiting.labels(model).set(dispatcher.num_waiting)
             self._running.labels(model).set(dispatcher.num_running)
             self._engines.labels(model).set(sum(member.is_accepting for member in members))
+            states = [_state(member) for member in members]
+            for state in _STATES:
+                self._rungs.labels(model, state).set(states.count(state))
+            num_seeded = dispatcher.seeder.num_seeded
+            self._seeded.labels(model).inc(num_seeded - self._num_seeded.get(model, 0))
+            self._num_seeded[model] = num_seeded
             self._index_keys.labels(model).set(len(dispatcher.fleet.index))
             self._index_bytes.labels(model).set(dispatcher.fleet.index.num_bytes)
             for service_class, queue in zip(ServiceClass, dispatcher.queues(), strict=True):
@@ -49,3 +72,12 @@ class DispatchGauges:
                 self._estimated_wait.labels(*labels).set(queue.estimated_wait_s)
             for member in members:
                 self._credits.labels(model, member.engine_id).set(member.client.num_credits)
+
+
+def _state(member: Member) -> str:
+    state = member.client.rung_state
+    if member.is_leaving:
+        return "draining"
+    if state.is_moving:
+        return "moving"
+    return "serving" if state.rung is Rung.SERVING else "parked"

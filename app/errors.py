@@ -178,11 +178,14 @@ class ModelLoadingError(OverloadedError):
 
     default_code = "model_loading"
 
-    def __init__(self, model: str, estimated_s: float | None = None) -> None:
-        """``estimated_s``: until it is; None if nothing tells."""
+    def __init__(
+        self, model: str, estimated_s: float | None = None, *, is_waking: bool = False
+    ) -> None:
+        """``estimated_s``: until it is; None if nothing tells. ``is_waking``: replicas sleep."""
         when = "shortly" if estimated_s is None else f"in about {estimated_s:.0f} s"
         super().__init__(
-            f"The model `{model}` has no replica that is ready: it is loading. Try again {when}.",
+            f"The model `{model}` has no replica that is ready: it is "
+            f"{'waking up' if is_waking else 'loading'}. Try again {when}.",
             retry_after_s=5 if estimated_s is None else retry_after_s(estimated_s),
         )
 

@@ -14,6 +14,8 @@ from app.cell_choice import CellChoice
 from app.client import EngineClient
 from app.config import PoolsConfig
 from app.held_prefixes import HeldPrefixes, held_by
+from app.hot_prefixes import HotPrefix, HotPrefixes
+from app.index_follower import IndexFollower
 from app.member import Member, Send
 from app.pools import Pool, Pools
 from app.queue import Job, WaitingQueue
@@ -23,15 +25,8 @@ from app.routing.policy import choose, outlook
 from app.routing.rates import RateBook
 from app.routing.traffic import TrafficMeter
 from app.sources import Sources, expected_transfer
-from app.transfers import num_restored
 from cache_tiers.messages import PeerAddress
 from engine.messages import CacheEvents, CacheSnapshot
-
-DOUBT_PERIOD_S = 10.0
-"""Between two snapshots that wrong predictions ask for."""
-
-SNAPSHOT_TIMEOUT_S = 5.0
-"""A snapshot that is not whole by then is asked for again."""
 
 
 class Ranking(NamedTuple):
@@ -59,9 +54,11 @@ class Fleet:
         """
         self.pools = Pools(pools or PoolsConfig())
         self._prefixes = HeldPrefixes(prefix_index_max_bytes)
+        self._hot = HotPrefixes()
         self._rates = RateBook()
         self._traffic = TrafficMeter()
         self._sources = Sources(self._prefixes, self._rates)
+        self._follower = IndexFollower(self._prefixes, self._rates, self._sources, clock)
         self._candidates = Candidates(self._prefixes, self._rates, self._sources.pulls)
         self._rank = rank
         self._clock = clock
@@ -87,6 +84,11 @@ class Fleet:
         """Of the weights for which requests are taken."""
         members = self._members.values()
         return {member.client.card.root_key for member in members if member.is_accepting}
+
+    @property
+    def num_accepting(self) -> int:
+        """Engines that take requests."""
+        return sum(member.is_accepting for member in self._members.values())
 
     @property
     def num_answers_per_s(self) -> float | None:
@@ -127,25 +129,11 @@ class Fleet:
 
     def see_step(self, member: Member, events: CacheEvents | None) -> None:
         """``member``'s load view is new."""
-        now_s = self._clock()
-        member.see_load(now_s)
-        self._rates.see_load(member.engine_id, member.client.load)
-        if events is not None and self.index.apply(member.engine_id, events):
-            self._ask_snapshot(member, now_s)
-        elif self.index.is_behind(member.engine_id):
-            if member.asked_s is None:
-                member.asked_s = now_s
-            elif now_s >= member.asked_s + SNAPSHOT_TIMEOUT_S:
-                self._ask_snapshot(member, now_s)
-        else:
-            member.asked_s = None
-        self._settle_sends(member, now_s)
+        self._follower.see_step(member, events)
 
     def see_snapshot(self, member: Member, snapshot: CacheSnapshot) -> None:
         """All that ``member`` holds, or a part of it."""
-        if self.index.seed(member.engine_id, snapshot):
-            member.asked_s = None
-            member.client.request_snapshot()
+        self._follower.see_snapshot(member, snapshot)
 
     def count_send(self, member: Member, job: Job) -> PeerAddress | None:
         """``job`` goes to ``member``: count its load and prefix before any event confirms them.
@@ -160,6 +148,10 @@ class Fleet:
         lender = self._sources.lender(member, job, self._members, matching, now_s)
         num_tokens = len(job.prompt.token_ids)
         prefill, job.predicted_ttft_s = outlook(num_tokens, candidate, lender)
+        if not job.is_seed and job.num_attempts <= 1:
+            num_held = max((max(held) for held in matching.values()), default=0)
+            block_size_tokens = member.client.card.block_size_tokens
+            self._hot.note(job.prompt, num_held, block_size_tokens, now_s)
         job.expected_transfer = expected_transfer(prefill)
         num_found = candidate.num_cached_tokens + round(prefill.transfer_tokens)
         num_found = min(num_found, num_tokens - 1)  # the last one is always computed
@@ -167,12 +159,29 @@ class Fleet:
         job.predicted_cached_tokens = min(num_found, num_tokens - job.num_generated)
         num_uncached_tokens = num_tokens - num_found
         member.count_unseen(job, num_uncached_tokens)
-        self._traffic.record(now_s, num_uncached_tokens)
+        if not job.is_seed:
+            self._traffic.record(now_s, num_uncached_tokens)
         job.peer_id = prefill.source.peer_id or self._sources.pull_under_way(member, job)
         member.unconfirmed[job.request_id] = Send(job, held_keys.accelerator)
         self._prefixes.count_send(member.engine_id, job)
         peer = self.get(job.peer_id)
         return None if peer is None else peer.client.card.node_cache
+
+    def hottest_prefixes(self, member: Member) -> list[HotPrefix]:
+        """Most valuable first, at the speed of ``member``."""
+        has_tiers = member.client.card.node_cache is not None
+        rates = self._rates.rates(member.engine_id, has_tiers=has_tiers)
+        return self._hot.hottest(self._clock(), rates)
+
+    def expected_prefill_s(self, member: Member, job: Job) -> float:
+        """What ``job`` costs ``member`` until its prompt is there, transfers included."""
+        now_s = self._clock()
+        matching = self._prefixes.match(job)
+        held_keys = held_by(matching, member.engine_id)
+        candidate = self._candidates.submitted(member, job, held_keys, now_s)
+        lender = self._sources.lender(member, job, self._members, matching, now_s)
+        prefill = outlook(len(job.prompt.token_ids), candidate, lender).prefill
+        return prefill.transfer_s + prefill.compute_s
 
     def choose(self, job: Job, queue: WaitingQueue) -> Member | None:
         """Where ``job`` should go, if to any; to one that lost it only if there are no others."""
@@ -311,41 +320,3 @@ class Fleet:
 
         with_place = [member for member in members if has_place(member)]
         return with_place or (members if job.pool is Pool.SHARED else ())
-
-    def _ask_snapshot(self, member: Member, now_s: float) -> None:
-        member.asked_s = now_s
-        member.client.request_snapshot()
-
-    def _settle_sends(self, member: Member, now_s: float) -> None:
-        """The engine has begun with some requests, others have ended: its events say what it holds.
-
-        A prediction that its events do not explain means that they do not tell the truth: ask.
-        """
-        done = [
-            send
-            for send in member.unconfirmed.values()
-            if send.job.has_begun or not member.has(send.job)
-        ]
-        for send in done:
-            del member.unconfirmed[send.job.request_id]
-            if send.job.num_cached_tokens is not None and send.job.engine_id == member.engine_id:
-                self._sources.learn(member, send.job, now_s)
-            num_cached_blocks = _num_cached_blocks(member, send.job)
-            is_wrong = self._prefixes.settle_send(member.engine_id, send, num_cached_blocks, now_s)
-            is_due = member.doubted_s is None or now_s >= member.doubted_s + DOUBT_PERIOD_S
-            if is_wrong and is_due:
-                member.doubted_s = now_s
-                self._ask_snapshot(member, now_s)
-
-
-def _num_cached_blocks(member: Member, job: Job) -> int | None:
-    """Found by the engine on its accelerator; None if it did not look or has not said so. Of an
-    answer that goes on it says only what it found of the prompt.
-    """
-    is_known = job.num_cached_tokens is not None and job.request_id in member.running
-    if not is_known or job.num_generated or job.sampling.num_prompt_logprobs is not None:
-        return None
-    assert job.num_cached_tokens is not None
-    # Of a prompt that is cached whole the last token is computed, and not counted: round up.
-    num_tokens = max(0, job.num_cached_tokens - num_restored(job.restored))
-    return -(-num_tokens // member.client.card.block_size_tokens)

@@ -20,7 +20,7 @@ SCRAPE_TIMEOUT_S = 0.8
 """For all replicas together, side by side: a dead one must not delay the page more than that."""
 
 
-Role = Literal["gateway", "engine", "node_cache"]
+Role = Literal["gateway", "autoscaler", "engine", "node_cache"]
 
 
 @dataclass(frozen=True, slots=True)

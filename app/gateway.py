@@ -6,9 +6,12 @@ Lives on one event loop. Discovery calls ``set_engines``, configuration ``reconf
 """
 
 import asyncio
+import secrets
+import time
 from collections.abc import Mapping
 
 from app.authentication import Authenticator
+from app.autoscaling_messages import DemandReport, ScaleOrders
 from app.channel import connect_engine
 from app.config import GatewayConfig
 from app.dispatch import Dispatcher
@@ -35,6 +38,7 @@ class Gateway:
         """
         self.tokenizers = TokenizerCache()
         self.metrics = Metrics()
+        self._gateway_id = secrets.token_hex(8)
         self._connect = connect
         self._policy = POLICIES[policy]
         self._rank = rank
@@ -96,6 +100,21 @@ class Gateway:
         """Where an engine of a configured model listens; None if it has just gone."""
         address = self._memberships[model].address_of(engine_id)
         return None if address is None else str(address.endpoint)
+
+    def demand_report(self) -> DemandReport:
+        """What the autoscaler is to know of the configured models."""
+        return DemandReport(
+            self._gateway_id,
+            time.monotonic(),
+            tuple(dispatcher.demand() for dispatcher in self.dispatchers.values()),
+        )
+
+    def take_orders(self, orders: ScaleOrders) -> None:
+        """What the autoscaler wants of the engines; models that are not served here are ignored."""
+        for model_orders in orders.models:
+            dispatcher = self._dispatchers.get(model_orders.model)
+            if dispatcher is not None:
+                dispatcher.engines.take_orders(model_orders, orders.epoch, orders.sequence)
 
     def render_metrics(self) -> bytes:
         return self.metrics.render(self._dispatchers)

@@ -6,10 +6,13 @@ Knows its client; must not know the other engines, nor how one is chosen.
 import asyncio
 from dataclasses import dataclass, field
 
+from app.autoscaling_messages import EngineSeen
 from app.client import EngineClient
 from app.pools import Pool
 from app.queue import Job
+from cache_tiers.rung import Rung
 from engine.messages import LOAD_PERIOD_S
+from engine.rung_messages import RungOrder
 
 _VIEW_AGE_STEPS = 1.5
 """A view is made at the end of a step, of what was there when it began."""
@@ -59,6 +62,16 @@ class Member:
     """As the engine counts: each submit takes one off (``engine.messages.Demand``)."""
     is_retiring: bool = False
     """Not a member of the fleet any more: closed when its last request ended."""
+    is_seeded: bool = True
+    """The router counts it: until then it gets nothing but seeds (``app.seeder``)."""
+    is_awake: bool = True
+    """As it said last: it stands on SERVING and does not move."""
+    num_seeds_waiting: int = 0
+    """Of ``app.seeder``, beside the requests that wait for it."""
+    told_rung: Rung | None = None
+    """What it was ordered last over this connection."""
+    told_successor: bool = True
+    """What it was told last, or believes without: others could go on with what runs there."""
 
     @property
     def engine_id(self) -> str:
@@ -68,6 +81,51 @@ class Member:
     def is_accepting(self) -> bool:
         return self.client.is_accepting and not self.is_retiring
 
+    @property
+    def is_leaving(self) -> bool:
+        """Serve stops it, or does not name it any more."""
+        return self.client.is_draining or self.is_retiring
+
+    @property
+    def heading_rung(self) -> Rung:
+        """Where it stands, or will when it has moved."""
+        state = self.client.rung_state
+        if not state.is_moving:
+            return state.rung
+        return Rung.PARKED if state.rung is Rung.SERVING else Rung.SERVING
+
+    def obey(self, order: RungOrder | None) -> None:
+        """Pass ``order`` on if it is news, or if the engine heads elsewhere."""
+        if order is None or self.is_leaving:
+            return
+        if order.rung is not self.told_rung or order.rung is not self.heading_rung:
+            self.told_rung = order.rung
+            self.client.set_rung(order)
+
+    def tell_successor(self, *, exists: bool) -> None:
+        """If it is news."""
+        if exists is not self.told_successor:
+            self.told_successor = exists
+            self.client.set_successor(exists=exists)
+
+    def seen(self) -> EngineSeen:
+        """What the autoscaler is told of it."""
+        card, state = self.client.card, self.client.rung_state
+        return EngineSeen(
+            engine_id=self.engine_id,
+            node_id=card.node_id,
+            rung=state.rung,
+            is_moving=state.is_moving,
+            is_draining=self.is_leaving,
+            is_seeded=self.is_seeded,
+            max_num_seqs=card.max_num_seqs,
+            load=self.client.load,
+            wake_s=state.wake_s,
+            sleep_s=state.sleep_s,
+            started_from=card.started_from,
+            start_s=card.start_s,
+        )
+
     def fits(self, job: Job) -> bool:
         """Another root key means other weights: the prompt was made for another model. And a
         smaller KV pool would cut the answer, or refuse the prompt.
@@ -75,6 +133,7 @@ class Member:
         card = self.client.card
         return (
             self.is_accepting
+            and self.is_seeded
             and card.root_key == job.prompt.card_root_key
             and job.num_request_tokens <= card.max_request_tokens
         )
@@ -148,7 +207,9 @@ class Member:
         self.num_unseen_tokens = sum(self.unseen.values())
 
     def announce_demand(self, num_waiting: tuple[int, int, int]) -> None:
-        """Say so to the engine, if it is news."""
+        """Say so to the engine, if it is news; seeds wait, too."""
+        interactive, standard, batch = num_waiting
+        num_waiting = interactive, standard, batch + self.num_seeds_waiting
         if num_waiting != self.announced_demand and self.client.is_accepting:
             self.announced_demand = num_waiting
             self.client.set_demand(num_waiting)

@@ -86,7 +86,7 @@ class Membership:
         self._dispatcher.readiness.is_connecting = bool(wanted)
         for address in [address for address in self._tasks if address not in wanted]:
             self._tasks.pop(address).cancel()
-            self._dispatcher.retire_engine(address.engine_id)
+            self._dispatcher.engines.retire(address.engine_id)
         for address in wanted - self._tasks.keys():
             self._tasks[address] = asyncio.create_task(self._stay_connected(address))
 
@@ -108,11 +108,11 @@ class Membership:
         while True:
             try:
                 # Discovery may drop an engine for a moment while it still finishes requests.
-                member = self._dispatcher.reinstate_engine(address.engine_id)
+                member = self._dispatcher.engines.reinstate(address.engine_id)
                 if member is None:
-                    client = await self._connect(address, self._dispatcher, self._prepare)
+                    client = await self._connect(address, self._dispatcher.engines, self._prepare)
                     # No await in between: the listener must know the engine before its first frame.
-                    member = self._dispatcher.add_engine(client)
+                    member = self._dispatcher.engines.add(client)
             except (ConnectError, WireError) as error:
                 logger.warning("engine %s: %s; retrying", address.engine_id, error)
             except Exception:  # our bug: without this the replica would stay unused in silence

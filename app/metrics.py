@@ -77,6 +77,7 @@ class Metrics:
         self._success.labels(model, _finished_reason(record)).inc()
         self._submissions.labels(model).inc(record.num_submissions)
         self._retries.labels(model).inc(record.num_retries)
+        self._moves.labels(model).inc(record.num_moves)
         self._tokens.labels(model, "prompt").inc(record.num_prompt_tokens)
         self._tokens.labels(model, "cached").inc(record.num_cached_tokens)
         self._tokens.labels(model, "completion").inc(record.num_completion_tokens)
@@ -144,6 +145,10 @@ class Metrics:
         self._retries = self._counter(
             "engine_retries",
             "Prompts sent once more as their engine was lost, begun answers included.",
+        )
+        self._moves = self._counter(
+            "requests_moved",
+            "Prompts that went on at another engine as theirs left or went to sleep.",
         )
         self._predicted_tokens = self._counter(
             "prefix_predicted_tokens",

@@ -16,7 +16,9 @@ from app.errors import ApiError
 from app.pools import Pool
 from app.text.tokenization import Prompt
 from app.transfers import ExpectedTransfer
+from cache_tiers.messages import PeerAddress
 from engine.messages import (
+    EngineRequest,
     RestoredTokens,
     SamplingParams,
     ServiceClass,
@@ -91,6 +93,18 @@ class Job:
     num_generated: int = 0
     """Tokens that engines before this one had generated."""
     num_attempts: int = 0
+    """Submissions."""
+    num_moves: int = 0
+    """Times that an engine gave it up unharmed."""
+    is_moving: bool = False
+    """Its engine just did: ``loss`` is no failure."""
+    is_seed: bool = False
+    """Ours, to bring a prefix to an engine: nobody asked for it, nobody pays."""
+    first_token_s: float | None = None
+    """When the first token came, whichever engine said it."""
+    last_token_s: float = 0.0
+    num_answer_tokens: int = 0
+    """Of all samples, since it began or started over."""
     tried: set[str] = field(default_factory=set)
     """Engines that lost it."""
     timeline: list[TimelineEvent] = field(default_factory=list)
@@ -121,11 +135,40 @@ class Job:
         """Another engine can go on where this one is lost."""
         return self.num_samples == 1 and bool(self.num_generated or self.new_token_ids)
 
+    @property
+    def num_failures(self) -> int:
+        """Submissions that were lost, once it does not run."""
+        return self.num_attempts - self.num_moves
+
+    @property
+    def num_retries(self) -> int:
+        """Submissions after a loss."""
+        return max(0, self.num_attempts - self.num_moves - 1)
+
     def keep_generated(self, block_size_tokens: int) -> None:
         """What was generated becomes what the next engine begins with."""
         self.prompt = self.prompt.extended(self.new_token_ids, block_size_tokens)
         self.num_generated += len(self.new_token_ids)
         self.new_token_ids = []
+
+    def engine_request(self, now_s: float, peer: PeerAddress | None) -> EngineRequest:
+        """As it goes to an engine at ``now_s``, which may pull from ``peer``."""
+        return EngineRequest(
+            request_id=self.request_id,
+            token_ids=self.prompt.token_ids,
+            root_key=self.prompt.root_key,
+            block_keys=self.prompt.block_keys,
+            sampling=self.sampling,
+            timeout_s=max(0.001, self.deadline_s - now_s),
+            num_samples=self.num_samples,
+            service_class=self.service_class,
+            age_s=max(0.0, now_s - self.arrived_s),
+            num_generated_tokens=self.num_generated,
+            timeline=list(self.timeline),
+            peer=peer,
+            session_kind=self.session_kind,
+            expected_return_s=self.expected_return_s,
+        )
 
     @property
     def order(self) -> tuple[float, str]:
@@ -166,6 +209,11 @@ class WaitingQueue:
         """Jobs per ``ServiceClass``, in all lanes."""
         sums = [lane.num_by_class for lane in self._lanes.values()]
         return [sum(numbers) for numbers in zip(*sums, strict=True)] or [0] * len(ServiceClass)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(lane.num_tokens for lane in self._lanes.values())
 
     def __len__(self) -> int:
         return self._len
@@ -243,7 +291,7 @@ class WaitingQueue:
     def last_below(self, service_class: ServiceClass, num_jobs: int) -> list[Job]:
         """Up to ``num_jobs`` jobs of lower classes that go last, the very last one first.
 
-        None that an engine had begun with: its client may have seen a part of the answer.
+        None that was at an engine: its client may have seen a part of the answer.
         """
         lower = (job for job in self if job.service_class > service_class and job.num_attempts == 0)
         return nlargest(num_jobs, lower, key=_order)

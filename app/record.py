@@ -67,7 +67,9 @@ class RequestRecord:
     num_submissions: int = 0
     """To engines, of all prompts."""
     num_retries: int = 0
-    """Those after a prompt's first one."""
+    """Those after an engine that was lost."""
+    num_moves: int = 0
+    """Times that engines gave prompts up as they left or went to sleep."""
     predicted: Outlook = field(default_factory=Outlook)
     """By the router. Only what the engines confirmed or refuted since: see ``actual``."""
     actual: Outlook = field(default_factory=Outlook)
@@ -114,6 +116,7 @@ class RequestRecord:
             "engine_id": self.engine_id,
             "attempts": self.num_attempts,
             "retries": self.num_retries,
+            "moves": self.num_moves or None,
             "tokenizing_ms": _ms(self.tokenizing_s),
             "queue_wait_ms": _ms(self.queue_wait_s),
             "ttft_ms": _ms(self.ttft_s),

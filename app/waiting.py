@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from app.config import GatewayConfig
+from app.demand_meter import Waiting
 from app.drain_meter import DrainMeter
 from app.errors import ApiError, RequestTimeoutError, WeightsReplacedError
 from app.fleet import Fleet
@@ -17,6 +18,7 @@ from app.member import Member
 from app.pools import Pool
 from app.queue import Job, WaitingQueue
 from app.readiness import Readiness
+from app.wait_estimate import drain_s
 from engine.messages import ServiceClass, TimelineEvent
 
 TICK_S = 0.05
@@ -76,6 +78,12 @@ class WaitingRoom:
         """All jobs as they are now; some may leave meanwhile."""
         return iter(self._queue)
 
+    def now(self) -> Waiting:
+        """What waits, for the autoscaler."""
+        now_s = self._clock()
+        oldest_s = min((job.queued_s for job in self._queue), default=now_s)
+        return Waiting(len(self._queue), self._queue.num_tokens, now_s - oldest_s)
+
     def by_class(self) -> list[ClassQueue]:
         """What waits of each ``ServiceClass``, for operators."""
         now_s = self._clock()
@@ -95,15 +103,20 @@ class WaitingRoom:
         """Until a request that came now would reach an engine.
 
         What stands before it, by the rate at which waiting requests left lately; as long as none
-        did, by the rate at which full engines end answers. And until there is an engine.
+        did, by the rate at which full engines end answers; faster from when another replica is
+        promised for. And until there is an engine.
         """
         now_s = self._clock()
         absence_s = self._readiness.estimated_wait_s
         num_before = self._queue.num_before(now_s + service_class.delay_s)
         if num_before == 0:
             return absence_s
-        rate_per_s = self._drain.rate_per_s(now_s) or self._fleet.num_answers_per_s
-        return absence_s + (0.0 if rate_per_s is None else (num_before + 1) / rate_per_s)
+        return absence_s + drain_s(
+            num_before + 1,
+            self._drain.rate_per_s(now_s) or self._fleet.num_answers_per_s,
+            num_engines=self._fleet.num_accepting,
+            next_ready_s=self._readiness.next_ready_s,
+        )
 
     def max_wait_s(self, service_class: ServiceClass) -> float:
         """Longer by as much as others may overtake it."""
@@ -138,7 +151,7 @@ class WaitingRoom:
         """``job`` waits no more. Precondition: it does."""
         self._queue.remove(job)
         self._drain.set_waiting(self._clock(), is_waiting=len(self._queue) > 0)
-        self._announce(self._fleet.get(job.engine_id))
+        self.announce(self._fleet.get(job.engine_id))
 
     def give_up(self, job: Job, error: ApiError) -> None:
         """``job`` waited in vain, unless its answer has failed meanwhile by another prompt's."""
@@ -167,9 +180,9 @@ class WaitingRoom:
             meant_for = self._fleet.get(job.engine_id)
             self._submit(member, job)
             if meant_for is not member:
-                self._announce(meant_for)
+                self.announce(meant_for)
         self._drain.set_waiting(now_s, is_waiting=len(self._queue) > 0)
-        self._announce(member)
+        self.announce(member)
 
     def close(self, error: ApiError) -> None:
         """All that wait have waited in vain."""
@@ -195,7 +208,8 @@ class WaitingRoom:
             if member is not None:
                 self.use_credits(member)
 
-    def _announce(self, member: Member | None) -> None:
+    def announce(self, member: Member | None) -> None:
+        """Tell it who waits for it, if it is news."""
         if member is not None:
             interactive, standard, batch = self._queue.lane(member.engine_id).num_by_class
             member.announce_demand((interactive, standard, batch))
@@ -205,6 +219,12 @@ class WaitingRoom:
             return self._readiness.loading_error()
         return RequestTimeoutError(f"No replica had room within {waited_s:.1f} s.")
 
+    def _limit_s(self, job: Job) -> float:
+        """Until when it may wait: one that its engine gave up, as long as any answer may take."""
+        if job.num_moves:
+            return job.deadline_s
+        return min(job.queued_s + self.max_wait_s(job.service_class), job.deadline_s)
+
     def _tick_later(self) -> None:
         if self._tick_handle is None and len(self._queue):
             self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -213,7 +233,7 @@ class WaitingRoom:
         self._tick_handle = None
         now_s = self._clock()
         for job in self._queue:
-            if now_s >= min(job.queued_s + self.max_wait_s(job.service_class), job.deadline_s):
+            if now_s >= self._limit_s(job):
                 self.give_up(job, self._timeout_error(now_s - job.queued_s))
         root_keys = self._fleet.root_keys
         if root_keys:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.cache_mirror import CacheMirror
 from engine.messages import KEY_STRIDE
@@ -65,12 +65,33 @@ class FleetSpec:
             raise FleetSpecError(f"stale_s is {self.stale_s}; it must be 0 or more seconds")
 
 
-def simulate(workload: Workload, spec: FleetSpec) -> Outcome:
+class FleetController(Protocol):
+    """Watches a fleet and changes its size while it serves."""
+
+    @property
+    def tick_s(self) -> float: ...
+
+    def arrive(self, request: SimulatedRequest) -> None: ...
+
+    def begin(self, outcome: RequestOutcome) -> None:
+        """Its first token is there."""
+        ...
+
+    def end(self, outcome: RequestOutcome) -> None: ...
+
+    def tick(self, fleet: "SimulatedFleet") -> None:
+        """Called every ``tick_s`` until all is answered; may ``join`` and ``drain``."""
+        ...
+
+
+def simulate(
+    workload: Workload, spec: FleetSpec, controller: FleetController | None = None
+) -> Outcome:
     """Serve all requests to their end.
 
     Raises ``FleetSpecError``, and ``SimulationError`` if no request was answered.
     """
-    fleet = SimulatedFleet(workload, spec)
+    fleet = SimulatedFleet(workload, spec, controller)
     fleet.run()
     return fleet.outcome()
 
@@ -101,8 +122,11 @@ def block_units(block_size_tokens: int) -> BlockUnits:
 class SimulatedFleet:
     """Owner of gateways and replicas of one simulation."""
 
-    def __init__(self, workload: Workload, spec: FleetSpec) -> None:
+    def __init__(
+        self, workload: Workload, spec: FleetSpec, controller: FleetController | None = None
+    ) -> None:
         self._workload = workload
+        self._controller = controller
         self._spec = spec
         self._units = block_units(workload.block_size_tokens)
         if spec.replica.num_kv_tokens < workload.block_size_tokens:
@@ -114,7 +138,7 @@ class SimulatedFleet:
         self.clock = VirtualClock()
         self.replicas: dict[str, SimulatedReplica] = {}
         """That are there, draining ones included."""
-        self._draining: set[str] = set()
+        self.draining: set[str] = set()
         self._mirrors: dict[str, CacheMirror] = {}
         self._gateways = [
             FleetGateway(
@@ -145,7 +169,7 @@ class SimulatedFleet:
         self._loaded: Counter[str] = Counter()
         self._engine_ids: list[str] = []
         for _ in range(spec.num_replicas):
-            self._join()
+            self.join()
 
     def run(self) -> None:
         follows = {request.request_id for request in self._followers.values()}
@@ -154,6 +178,9 @@ class SimulatedFleet:
                 self.clock.at(request.arrival_s, partial(self._arrive, request))
         for change in self._spec.changes:
             self.clock.at(change.at_s, partial(self._change, change))
+        if self._controller is not None:
+            first_s = min(request.arrival_s for request in self._workload.requests)
+            self.clock.at(first_s, partial(self._tick, self._controller))
         with _rare_collections():
             self.clock.run()
 
@@ -171,6 +198,11 @@ class SimulatedFleet:
             counts={"restarted": self._num_restarted, **self._loaded},
         )
 
+    def _tick(self, controller: FleetController) -> None:
+        controller.tick(self)
+        if self._outcomes or self._num_sent < len(self._workload):
+            self.clock.at(self.clock.now_s + controller.tick_s, partial(self._tick, controller))
+
     def _arrive(self, request: SimulatedRequest) -> None:
         gateway = self._gateways[self._num_sent % len(self._gateways)]
         self._num_sent += 1
@@ -185,6 +217,8 @@ class SimulatedFleet:
         )
         self._outcomes[request.request_id] = outcome
         self._gateway_of[request.request_id] = gateway
+        if self._controller is not None:
+            self._controller.arrive(request)
         self._send(request, outcome)
 
     def _send(self, request: SimulatedRequest, outcome: RequestOutcome) -> None:
@@ -209,6 +243,8 @@ class SimulatedFleet:
             outcome.num_cached_tokens = sequence.cached_tokens or 0
             replica = self.replicas[report.engine_id]
             outcome.num_loaded_tokens = replica.num_loaded_tokens_of(request_id)
+            if self._controller is not None:
+                self._controller.begin(outcome)
         for gateway in self._gateways:
             gateway.hear_answers(report)
         if self._spec.stale_s:
@@ -219,8 +255,12 @@ class SimulatedFleet:
             outcome = self._outcomes[sequence.request.request_id]
             outcome.end_s = report.made_s
             self._ended.append(outcome)
+            if self._controller is not None:
+                self._controller.end(outcome)
             self._end(outcome.request_id)
-        if report.engine_id in self._draining and self.replicas[report.engine_id].is_idle:
+        # Those that have just ended still count as open there.
+        num_open = self.replicas[report.engine_id].num_open - len(report.ended)
+        if report.engine_id in self.draining and num_open == 0:
             self._leave(report.engine_id)
 
     def _tell(self, report: Report) -> None:
@@ -238,19 +278,24 @@ class SimulatedFleet:
 
     def _change(self, change: FleetChange) -> None:
         if change.engine_id is None:
-            self._join()
+            self.join()
         elif change.engine_id not in self.replicas:
             raise FleetSpecError(f"{change.engine_id} leaves at {change.at_s} s, but is not there")
         elif change.is_lost:
             self._lose(change.engine_id)
         else:
-            for gateway in self._gateways:
-                gateway.drain(change.engine_id)
-            self._draining.add(change.engine_id)
-            if self.replicas[change.engine_id].is_idle:
-                self._leave(change.engine_id)
+            self.drain(change.engine_id)
 
-    def _join(self) -> None:
+    def drain(self, engine_id: str) -> None:
+        """It gets no more requests, and leaves when it has answered all."""
+        for gateway in self._gateways:
+            gateway.drain(engine_id)
+        self.draining.add(engine_id)
+        if self.replicas[engine_id].is_idle:
+            self._leave(engine_id)
+
+    def join(self) -> None:
+        """One more serves, without a cache."""
         engine_id = f"e{len(self._engine_ids)}"
         self._engine_ids.append(engine_id)
         replica = SimulatedReplica(
@@ -273,7 +318,7 @@ class SimulatedFleet:
 
     def _leave(self, engine_id: str) -> None:
         replica = self.replicas.pop(engine_id)
-        self._draining.discard(engine_id)
+        self.draining.discard(engine_id)
         for gateway in self._gateways:
             gateway.remove(engine_id)
         self._replica_s += self.clock.now_s - replica.began_s

@@ -1,7 +1,7 @@
 """Draws simulations side by side: TTFT, TPOT, hits, imbalance and cost, as PNG or as an HTML page
 that needs no network.
 
-The only module that imports matplotlib, the extra ``plots``, and only when something is drawn.
+Matplotlib is the extra ``plots``, and is imported only when something is drawn.
 """
 
 import html
@@ -51,9 +51,7 @@ def check_plots() -> None:
 
 def draw_png(runs: Sequence[Run], summaries: Sequence[Summary]) -> bytes:
     """The content of the file."""
-    png = io.BytesIO()
-    _draw(runs, summaries).savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
-    return png.getvalue()
+    return render_png(_draw(runs, summaries))
 
 
 def draw_html(
@@ -64,8 +62,22 @@ def draw_html(
     summaries: Sequence[Summary],
 ) -> str:
     """A page with the table and the plots."""
+    return render_page(title, notes, rows, _draw(runs, summaries))
+
+
+def render_png(figure: "Figure") -> bytes:
+    """The content of the file."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
+    return png.getvalue()
+
+
+def render_page(
+    title: str, notes: Sequence[str], rows: Sequence[Mapping[str, str]], figure: "Figure"
+) -> str:
+    """An HTML page with a table and a figure."""
     svg = io.StringIO()
-    _draw(runs, summaries).savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     text = svg.getvalue()
     return _PAGE.format(
         title=html.escape(title),

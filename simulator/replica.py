@@ -128,6 +128,11 @@ class SimulatedReplica:
     def is_idle(self) -> bool:
         return not self._open
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
     def num_loaded_tokens_of(self, request_id: str) -> int:
         """Tokens that were loaded for a request that has not ended yet."""
         return self._open[request_id].num_loaded_tokens
@@ -271,13 +276,13 @@ class SimulatedReplica:
         return Report(
             self.engine_id,
             self._clock.now_s,
-            self._load_view(),
+            self.load_view(),
             self._take_events(),
             progress.begun,
             progress.ended,
         )
 
-    def _load_view(self) -> LoadView:
+    def load_view(self) -> LoadView:
         """As routers count blocks, and with those whose prefix is being loaded."""
         load = self._engine.load_view()
         factor = self._units.told_per_block

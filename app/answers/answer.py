@@ -48,7 +48,12 @@ class Engines(Protocol):
         ...
 
 
-_FAILURES = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR)
+_FAILURES = (
+    FinishReason.ABORT,
+    FinishReason.TIMEOUT,
+    FinishReason.ERROR,
+    FinishReason.MOVED,
+)
 
 EchoMaker = Callable[[Sequence[TokenLogprobs]], Piece]
 """The prompt as a piece of text, of its log probabilities; those are empty if not asked for."""

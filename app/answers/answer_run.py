@@ -186,7 +186,8 @@ class AnswerRun:
         record.engine_id = self._jobs[0].engine_id
         record.num_attempts = max(job.num_attempts for job in self._jobs)
         record.num_submissions = sum(job.num_attempts for job in self._jobs)
-        record.num_retries = sum(max(0, job.num_attempts - 1) for job in self._jobs)
+        record.num_retries = sum(job.num_retries for job in self._jobs)
+        record.num_moves = sum(job.num_moves for job in self._jobs)
         self._note_predictions()
         waits_s = [
             job.submitted_s - job.queued_s for job in self._jobs if job.submitted_s is not None
