@@ -32,6 +32,27 @@ class ObjectStoreConfig(BaseModel):
     """Only what is pinned for at least so long goes there."""
 
 
+class WeightsConfig(BaseModel):
+    """The node's weights: brought once for all replicas of the node, kept in CPU memory for those
+    to come, and lent to other nodes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host_bytes: int = Field(default=0, ge=0)
+    """CPU memory of the node for weights, all models together, beside that for KV; 0: they are on
+    its disk only."""
+    disk_bytes: int | None = Field(default=None, ge=0)
+    """Of models in `HEADWATER_HOME`: those beyond it that nobody uses leave; absent: none do."""
+    max_bytes_per_s: float | None = Field(default=None, gt=0)
+    """A node reads no faster from a model's source; absent: as fast as it can."""
+    keep_on_disk: bool = True
+    """What was staged is written to the disk, too, in the background."""
+    trust_libraries: bool = False
+    """Load compiled code that a model's source has beside it (`headwater models publish` puts it
+    there): whoever may write to the source can then run code on the nodes. Otherwise each node
+    compiles its own once."""
+
+
 class NodeCacheConfig(BaseModel):
     """The tiers of every node that runs replicas of the model; replicas of one node share them."""
 
@@ -50,5 +71,7 @@ class NodeCacheConfig(BaseModel):
     """Most that one tenant's pinned prefixes take."""
     load_timeout_s: float = Field(default=2.0, gt=0, le=MAX_LOAD_TIMEOUT_S)
     """A prompt waits no longer for a tier; what is not there by then is computed."""
+    weights: WeightsConfig | None = None
+    """Absent: each replica brings its model to the node's disk by itself."""
     max_idle_s: float = Field(default=600.0, gt=0)
     """The cache ends itself when no engine has used the node for so long; disks stay warm."""

@@ -8,23 +8,20 @@ read, asks for too much, or says nothing loses its connection, never a lease for
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
-from cache_tiers.backoff import Backoff
 from cache_tiers.block_image import BlockImage
 from cache_tiers.keys import BlockKey
 from cache_tiers.messages import PeerAddress
-from cache_tiers.peer.messages import Answer, PeerClosed, PeerFailed, PeerLimits, Request
+from cache_tiers.peer.listener import Listener
+from cache_tiers.peer.messages import Answer, PeerClosed, PeerLimits, Request
 from cache_tiers.peer.stream import Stream
 from cache_tiers.tier import TierError
-from wire.handshake import Handshake, Role
 
 logger = logging.getLogger(__name__)
 
@@ -70,28 +67,29 @@ class PeerServer:
         """``port``: to listen on, if it is free; any without. Raises ``ValueError`` if the secret
         is too short for a handshake.
         """
-        Handshake(Role.SERVER, secret)
         self._lender = lender
-        self._host = host
-        self._port = port
-        self._secret = secret
         self._limits = limits or PeerLimits()
-        self._executor = ThreadPoolExecutor(self._limits.max_connections, "peer-server")
-        self._socket: socket.socket | None = None
-        self._acceptor: asyncio.Task[None] | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._listener = Listener(
+            "peer-server",
+            self._serve,
+            host,
+            secret,
+            port=port,
+            max_connections=self._limits.max_connections,
+            connect_timeout_s=self._limits.connect_timeout_s,
+            accept_pause_s=self._limits.accept_pause_s,
+        )
         self._lent_bytes = 0
         self._stats = PeerServerStats()
 
     @property
     def address(self) -> PeerAddress:
         """Once started."""
-        assert self._socket is not None
-        return PeerAddress(self._host, self._socket.getsockname()[1], self._secret)
+        return self._listener.address
 
     @property
     def stats(self) -> PeerServerStats:
-        return self._stats
+        return replace(self._stats, num_refused=self._listener.num_refused)
 
     @property
     def lent_bytes(self) -> int:
@@ -100,67 +98,17 @@ class PeerServer:
 
     async def start(self) -> None:
         """Listen. Raises ``OSError`` if the address is none of this machine's."""
-        try:
-            self._socket = self._listen(self._port)
-        except OSError:
-            if self._port == 0:
-                raise
-            self._socket = self._listen(0)
-        self._socket.setblocking(False)
-        self._acceptor = asyncio.create_task(self._accept())
+        await self._listener.start()
 
     async def close(self) -> None:
         """Cut all connections; no lease is left, and no thread."""
-        tasks = [*self._connections, *([self._acceptor] if self._acceptor else [])]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        if self._socket is not None:
-            self._socket.close()
-        await asyncio.to_thread(self._executor.shutdown)
-
-    def _listen(self, port: int) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        return socket.create_server((self._host, port), family=family, backlog=128)
-
-    async def _accept(self) -> None:
-        assert self._socket is not None
-        loop = asyncio.get_running_loop()
-        pause_s = self._limits.accept_pause_s
-        accepting = Backoff(f"accepting peers on {self._host}", pause_s, pause_s)
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(self._socket)
-                stream = Stream(sock, self._executor)
-            except OSError as error:  # too many open files, or a client that is gone already
-                accepting.failed(error)
-                await asyncio.sleep(pause_s)
-                continue
-            accepting.succeeded()
-            if len(self._connections) >= self._limits.max_connections:
-                self._refuse()
-                stream.close()
-                continue
-            task = asyncio.create_task(self._serve(stream))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+        await self._listener.close()
 
     async def _serve(self, stream: Stream) -> None:
         """One connection to its end."""
-        try:
-            async with asyncio.timeout(self._limits.connect_timeout_s):
-                await stream.shake_hands(Handshake(Role.SERVER, self._secret))
-            while (request := await self._next_request(stream)) is not None:
-                async with asyncio.timeout(min(request.timeout_s, self._limits.max_answer_s)):
-                    await self._answer(stream, request)
-        except (PeerFailed, TimeoutError, msgspec.MsgspecError) as error:
-            self._refuse()
-            logger.debug("a peer's connection ended: %s", str(error) or "timed out")
-        except Exception:
-            logger.exception("answering a peer failed")
-        finally:
-            stream.close()
+        while (request := await self._next_request(stream)) is not None:
+            async with asyncio.timeout(min(request.timeout_s, self._limits.max_answer_s)):
+                await self._answer(stream, request)
 
     async def _next_request(self, stream: Stream) -> Request | None:
         """``None`` when the client has had enough or says nothing."""
@@ -212,6 +160,3 @@ class PeerServer:
             num_sent=self._stats.num_sent + num_sent,
             num_missing=self._stats.num_missing + num_missing,
         )
-
-    def _refuse(self) -> None:
-        self._stats = replace(self._stats, num_refused=self._stats.num_refused + 1)

@@ -28,15 +28,23 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-def load_commands() -> dict[str, Command]:
+def load_commands(group: str = COMMAND_GROUP) -> dict[str, Command]:
     """Installed subcommands by name."""
-    found = sorted(entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name)
+    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
     return {entry.name: entry.load() for entry in found}
 
 
 def build_parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="headwater", description="LLM serving on Ray Serve.")
     parser.add_argument("--version", action="version", version=f"headwater {package_version()}")
+    add_commands(parser, commands, dest="run")
+    return parser
+
+
+def add_commands(
+    parser: argparse.ArgumentParser, commands: dict[str, Command], *, dest: str
+) -> None:
+    """The chosen one's ``run`` becomes the argument ``dest``."""
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in commands.items():
         subparser = subparsers.add_parser(
@@ -45,9 +53,8 @@ def build_parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
             description=command.HELP,
             formatter_class=HelpWithDefaults,
         )
+        subparser.set_defaults(**{dest: command.run})
         command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,8 @@
 Joins the packages' own sections (`engine.config`, `app.config`) with what only Serve needs to know.
 Frozen; unknown keys are errors; units stand in names. Changing any of these restarts the
 application. What may change while it runs stands under the application's `deployments:`, as Serve
-has it: `num_replicas`, and the gateway's `user_config`, which is the section of `app.config`.
+has it: `num_replicas`, and `user_config`: the gateway's is the section of `app.config`, the
+autoscaler's that of `autoscaler.config`.
 """
 
 from typing import Literal, Self
@@ -27,6 +28,9 @@ class GatewayArgs(BaseModel):
     router: Literal["embedded", "standalone"] = "embedded"
     """`standalone`: no requests are served here; `POST /v1/route` says which engine one should go
     to, for ingresses that send it there themselves."""
+    autoscaler: bool = False
+    """Run the autoscaler beside the gateways: it sizes the models that its own `user_config` lists,
+    by what comes to the gateways of this application. One per cluster."""
     num_replicas: int = Field(default=1, ge=1)
     """Gateway processes; the proxy spreads connections over them."""
     num_cpus: float = Field(default=0.0, ge=0)
@@ -41,6 +45,35 @@ class GatewayArgs(BaseModel):
     @property
     def graceful_shutdown_timeout_s(self) -> float:
         return self.longest_answer_s + SHUTDOWN_MARGIN_S
+
+
+class AutoscalingArgs(BaseModel):
+    """Bounds within which the autoscaler sizes a model; until it says something, the size stays."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_replicas: int = Field(default=1, ge=0)
+    """Never fewer, asleep ones included. 0: none are kept while nothing comes."""
+    max_replicas: int = Field(ge=1)
+    """Never more, asleep ones included."""
+    initial_replicas: int | None = Field(default=None, ge=0)
+    """Started first, and again after a change to the application's `args`; absent: `min_replicas`
+    at first, and as many as there were after a change."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        low, first, high = self.min_replicas, self.initial_replicas, self.max_replicas
+        if low > high:
+            raise ValueError(
+                f"min_replicas is {low}, more than max_replicas, {high}: raise the one or lower "
+                "the other"
+            )
+        if first is not None and not low <= first <= high:
+            raise ValueError(
+                f"initial_replicas is {first}: take {low} to {high}, as min_replicas and "
+                "max_replicas say"
+            )
+        return self
 
 
 class ModelArgs(BaseModel):
@@ -65,7 +98,9 @@ class ModelArgs(BaseModel):
     """Keep KV in CPU memory and on disks of each node, see below; absent: only on the accelerator.
     Models that share nodes say the same here."""
     num_replicas: int = Field(default=1, ge=1)
-    """Engine replicas."""
+    """Engine replicas, where their number is fixed."""
+    autoscaling: AutoscalingArgs | None = None
+    """In place of `num_replicas`: the autoscaler finds the number, see below."""
     num_cpus: float | None = Field(default=None, ge=0)
     """Reserved per replica; as many as all ranks of the engine have threads when absent."""
     num_gpus: float | None = Field(default=None, ge=0)
@@ -80,6 +115,11 @@ class ModelArgs(BaseModel):
         return self.longest_answer_s + SHUTDOWN_MARGIN_S
 
     @property
+    def most_replicas(self) -> int:
+        """That there can be at a time."""
+        return self.num_replicas if self.autoscaling is None else self.autoscaling.max_replicas
+
+    @property
     def reserved_cpus(self) -> float:
         if self.num_cpus is not None:
             return self.num_cpus
@@ -88,6 +128,12 @@ class ModelArgs(BaseModel):
     @property
     def reserved_gpus(self) -> float:
         return float(self._least_gpus()) if self.num_gpus is None else self.num_gpus
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.autoscaling is not None and "num_replicas" in self.model_fields_set:
+            raise ValueError("give num_replicas or autoscaling, not both")
+        return self
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:

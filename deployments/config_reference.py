@@ -14,8 +14,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from app.config import GatewayConfig, ModelRoute, PoolConfig, PoolsConfig
+from autoscaler.config import (
+    AutoscalerConfig,
+    CapacityConfig,
+    ModelScalingConfig,
+    ScheduleConfig,
+    StepCostConfig,
+)
 from cache_tiers.config import DiskConfig, NodeCacheConfig, ObjectStoreConfig
-from deployments.config import GatewayArgs, ModelArgs
+from deployments.config import AutoscalingArgs, GatewayArgs, ModelArgs
 from engine.config import EngineConfig, PacedConfig
 
 _INTRODUCTION = """\
@@ -27,8 +34,8 @@ each model. `headwater check FILE` finds unknown keys, wrong values, missing mod
 missing GPUs and too little memory of the machine, without starting anything. Unknown keys are
 errors everywhere. Units stand in the names.
 
-Changing an application's `args` restarts that application and no other; changing the gateway's
-`user_config` restarts nothing.
+Changing an application's `args` restarts that application and no other; changing a `user_config`,
+the gateway's or the autoscaler's, restarts nothing.
 
 This page is written by `make docs` from the docstrings of the configuration classes.
 """
@@ -40,12 +47,25 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("Pools of replicas: `user_config.pools`", PoolsConfig),
     ("One pool: `user_config.pools.batch` and `.long_prompts`", PoolConfig),
     ("Model: `args` of `deployments.build:build_model`", ModelArgs),
+    ("Autoscaled model: `args.autoscaling`", AutoscalingArgs),
+    ("Autoscaler at run time: `user_config` of the deployment `Autoscaler`", AutoscalerConfig),
+    ("One model's sizes: `user_config.models[]`", ModelScalingConfig),
+    ("One schedule: `user_config.models[].schedules[]`", ScheduleConfig),
+    ("What one replica takes: `user_config.models[].capacity`", CapacityConfig),
+    ("Step times: `user_config.models[].capacity.step_cost`", StepCostConfig),
     ("Engine: `args.engine` of a model", EngineConfig),
     ("Node cache: `args.node_cache` of a model", NodeCacheConfig),
     ("One disk: `args.node_cache.disks[]`", DiskConfig),
     ("Object store: `args.node_cache.object_store`", ObjectStoreConfig),
     ("Paced engine: `args.engine.paced`", PacedConfig),
 ]
+
+
+_NOISE = (
+    *("typing.", "pathlib.", "datetime."),
+    *("app.config.", "autoscaler.config.", "deployments.config.", "engine.config."),
+)
+"""What types are called beside their names."""
 
 
 def render() -> str:
@@ -60,7 +80,7 @@ def _section(title: str, model: type[BaseModel]) -> str:
         f"| `{name}` | {_type(field)} | {_default(field)} | {texts.get(name, '')} |"
         for name, field in model.model_fields.items()
     ]
-    summary = " ".join((model.__doc__ or "").split())
+    summary = " ".join((model.__doc__ or "").split()).replace("``", "`")
     return "\n".join(
         [
             f"## {title}",
@@ -96,7 +116,7 @@ def _type(field: FieldInfo) -> str:
     annotation: Any = field.annotation
     is_class = inspect.isclass(annotation) and not hasattr(annotation, "__args__")
     name = annotation.__name__ if is_class else str(annotation)
-    for noise in ("typing.", "pathlib.", "app.config.", "engine.config."):
+    for noise in _NOISE:
         name = name.replace(noise, "")
     bounds = [
         f"{sign} {getattr(rule, attribute):g}"

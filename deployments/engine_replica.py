@@ -13,7 +13,8 @@ every node; Serve shows replica metadata neither in its REST interface nor in it
 import asyncio
 import logging
 import secrets
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import ray
 from ray import serve
@@ -24,19 +25,31 @@ from deployments.config import ModelArgs
 from deployments.engine_loss import leave_when_lost
 from deployments.environment import headwater_home, temporary_roots
 from deployments.loopback import bind_replica_to_loopback
+from deployments.node_cache import NodeCachePlace
 from deployments.node_cache_keeper import NodeCacheKeeper
 from deployments.node_folder import NodeFolder
 from deployments.private_dir import PrivateDir
+from deployments.replica_weights import Brought, ReplicaWeights
 from deployments.scrape_server import ScrapeServer
-from engine.checkpoints.pull import pull
+from deployments.successors import has_successor
 from engine.config import EngineSpec
-from engine.front import EngineFront, Node
+from engine.front import EngineFront
+from engine.model_card import Node
+from engine.start_stages import StageClock, describe
 
 logger = logging.getLogger("ray.serve")
 
 SECRET_BYTES = 32
 MAX_SOCKET_DIR_BYTES = 70
 """Leaves room for the socket's name below the kernel's limit of 104 to 108 bytes."""
+
+
+class _Engine(NamedTuple):
+    """What a replica runs."""
+
+    engine_id: str
+    spec: EngineSpec
+    node: Node
 
 
 class EngineReplica:
@@ -48,60 +61,70 @@ class EngineReplica:
         Raises `CheckpointError` or `EngineStartError`, whose last line Serve puts into the status
         of the application.
         """
+        asked_s, stages = time.monotonic(), StageClock()
         self._front: EngineFront | None = None
         self._keeper: NodeCacheKeeper | None = None
+        self._weights: ReplicaWeights | None = None
         bind_replica_to_loopback()
-        home = headwater_home()
-        checkpoint = await asyncio.to_thread(
-            pull, args.source, name=args.name, home=home, sha256=args.source_sha256
-        )
         node_id = ray.get_runtime_context().get_node_id()
-        spec = EngineSpec(
-            model=args.name,
-            checkpoint=checkpoint.path,
-            weights_sha256=args.weights_sha256,
-            config=args.engine,
-        )
-        place = None
-        if args.node_cache is not None:
-            self._keeper = NodeCacheKeeper(args.node_cache, node_id)
-            place = await self._keeper.start()
-            folder = NodeFolder(temporary_roots(), node_id)  # of a cache that may be yet to come
-            cache = {
-                "node_cache_socket": folder.socket_path if place is None else place.socket_path,
-                "load_timeout_s": args.node_cache.load_timeout_s,
-            }
-            spec = spec.model_copy(update=cache)
         engine_id = f"{args.name}/{serve.get_replica_context().replica_id.unique_id}"
+        place = None
+        try:
+            if args.node_cache is not None:
+                self._keeper = NodeCacheKeeper(args.node_cache, node_id)
+                place = await self._keeper.start()
+                stages.end("node_cache")
+            self._weights = ReplicaWeights(args, self._keeper, engine_id, home=headwater_home())
+            brought = await self._weights.bring()
+            stages.end(brought.stage, brought.num_bytes)
+            spec = _spec(args, brought, place, node_id)
+            node = Node(node_id, None if place is None else place.peer)
+            await self._start(_Engine(engine_id, spec, node), place, asked_s, stages)
+        except BaseException:
+            await self._leave_node()
+            raise
+        self._hand_over_after_s = args.engine.hand_over_after_s
+
+    async def _start(
+        self, engine: _Engine, place: NodeCachePlace | None, asked_s: float, stages: StageClock
+    ) -> None:
+        """Load the model and listen."""
         secret = secrets.token_bytes(SECRET_BYTES)
         socket_dir = PrivateDir(temporary_roots(), max_bytes=MAX_SOCKET_DIR_BYTES)
         host = ray.util.get_node_ip_address()
         front = EngineFront(
-            spec,
-            engine_id=engine_id,
+            engine.spec,
+            engine_id=engine.engine_id,
             secret=secret,
             host=host,
             unix_dir=socket_dir.path,
-            node=Node(node_id, None if place is None else place.peer),
+            node=engine.node,
         )
         scrape_server = ScrapeServer(front.render_metrics, host=host)
         try:
-            endpoint = await front.start()
+            endpoint = await front.start(asked_s=asked_s, before=stages.stages)
             scrape_port = await scrape_server.start()
         except BaseException:
-            await self._leave_node()
             await front.close()
             socket_dir.remove()
             raise
         self._front, self._socket_dir, self._scrape_server = front, socket_dir, scrape_server
-        target = ScrapeTarget(engine_id, "engine", host, scrape_port)
+        target = ScrapeTarget(engine.engine_id, "engine", host, scrape_port)
         self._advertisement = Advertisement(
-            engine_id, endpoint, secret, target, None if place is None else place.scrape
+            engine.engine_id, endpoint, secret, target, None if place is None else place.scrape
         )
-        logger.info("engine %s listens at %s", engine_id, endpoint)
+        logger.info(
+            "engine %s listens at %s, started from %s: %s",
+            engine.engine_id,
+            endpoint,
+            engine.spec.started_from.name,
+            describe(front.start_stages),
+        )
         self._watcher = asyncio.create_task(
-            leave_when_lost(engine_id, front, socket_dir), name="watch engine"
+            leave_when_lost(engine.engine_id, front, socket_dir), name="watch engine"
         )
+        assert self._weights is not None
+        await self._weights.record_start(front.start_stages)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What gateways need to connect; Serve asks once, when the replica is ready."""
@@ -121,7 +144,11 @@ class EngineReplica:
             return
         self._watcher.cancel()  # `drain` notices the loss of the engine itself
         try:
-            await self._front.drain()
+            context = serve.get_replica_context()
+            can_hand_over = await has_successor(context.app_name, context.deployment)
+            await self._front.drain(
+                hand_over_after_s=self._hand_over_after_s if can_hand_over else None
+            )
         finally:
             await self._scrape_server.close()
             await self._front.close()
@@ -129,5 +156,28 @@ class EngineReplica:
             self._socket_dir.remove()
 
     async def _leave_node(self) -> None:
+        if self._weights is not None:
+            await self._weights.release()
         if self._keeper is not None:
             await self._keeper.close()
+
+
+def _spec(
+    args: ModelArgs, brought: Brought, place: NodeCachePlace | None, node_id: str
+) -> EngineSpec:
+    spec = EngineSpec(
+        model=args.name,
+        checkpoint=brought.checkpoint,
+        weights_sha256=args.weights_sha256,
+        config=args.engine,
+        started_from=brought.started_from,
+        forge_socket=None if place is None else place.forge_socket,
+    )
+    if args.node_cache is None:
+        return spec
+    folder = NodeFolder(temporary_roots(), node_id)  # of a cache that may be yet to come
+    cache = {
+        "node_cache_socket": folder.socket_path if place is None else place.socket_path,
+        "load_timeout_s": args.node_cache.load_timeout_s,
+    }
+    return spec.model_copy(update=cache)

@@ -3,7 +3,8 @@
 Serve hands every HTTP request to the ASGI app of `app.server`, and the gateway's configuration to
 `reconfigure`, at the start and again whenever `user_config` changes, without a restart. A model is
 followed by the name of its application; until that exists the model has no engines ("loading").
-Each gateway serves its own metrics on a port of its own, too, and tells the others where.
+Each gateway serves its own metrics on a port of its own, too, and tells the others where. The
+autoscaler, where there is one, asks each of them what it saw and hands it orders for its engines.
 """
 
 import asyncio
@@ -11,11 +12,13 @@ import gc
 import logging
 from typing import Any, Literal
 
+import msgspec
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from app.autoscaling_messages import ScaleOrders
 from app.config import GatewayConfig
 from app.fleet_metrics import FleetMetrics, ScrapeTarget
 from app.gateway import Gateway
@@ -38,7 +41,9 @@ class GatewayReplica:
     """Bound by `deployments.build` with its options."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, router: Literal["embedded", "standalone"]
+        self,
+        router: Literal["embedded", "standalone"],
+        autoscaler: DeploymentHandle[Any] | None = None,
     ) -> None:
         self._create_app = create_router_app if router == "standalone" else create_asgi_app
         bind_replica_to_loopback()
@@ -54,7 +59,9 @@ class GatewayReplica:
         port = await self._scrape_server.start()
         name = f"{context.app_name}/{context.replica_id.unique_id}"
         self._target = ScrapeTarget(name, "gateway", host, port)
-        self._peers = follow_gateways(context.deployment, context.app_name)
+        self._askable = [follow_gateways(context.deployment, context.app_name)]
+        if autoscaler is not None:
+            self._askable.append(autoscaler.options(stream=False))
         self._scraper = FleetScraper(GatewayTargets(self._target, self._ask_gateways))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -79,6 +86,11 @@ class GatewayReplica:
         """Where this gateway serves its own metrics; other gateways ask."""
         return to_metadata(self._target)
 
+    async def exchange(self, orders: bytes) -> bytes:
+        """The autoscaler's `ScaleOrders` against this gateway's `DemandReport`, in msgpack."""
+        self._gateway.take_orders(msgspec.msgpack.decode(orders, type=ScaleOrders))
+        return msgspec.msgpack.encode(self._gateway.demand_report())
+
     async def __del__(self) -> None:
         """Serve calls this when the last open request is answered."""
         for model in list(self._handles):
@@ -88,11 +100,19 @@ class GatewayReplica:
         await self._gateway.close()
 
     async def _ask_gateways(self) -> list[Any]:
-        asked = self._peers.broadcast("scrape_target")
-        answers: list[Any] = await asked.results_async(
-            timeout_s=ASK_TIMEOUT_S, return_exceptions=True
+        asked = [handle.broadcast("scrape_target") for handle in self._askable]
+        answers = await asyncio.gather(
+            *(
+                each.results_async(timeout_s=ASK_TIMEOUT_S, return_exceptions=True)
+                for each in asked
+            ),
+            return_exceptions=True,
         )
-        return answers
+        return [
+            item
+            for each in answers
+            for item in ([each] if isinstance(each, BaseException) else each)
+        ]
 
     def _follow(self, models: set[str]) -> None:
         for model in self._handles.keys() - models:

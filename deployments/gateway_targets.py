@@ -1,4 +1,5 @@
-"""Where all gateways serve their own metrics: each is asked, through Serve, when that is needed.
+"""Where all gateways, and the autoscaler beside them, serve their own metrics: each is asked,
+through Serve, when that is needed.
 
 Serve tells a deployment's metadata to those who call it only, and nobody calls an ingress behind
 HAProxy; so the gateways ask each other by a broadcast, which takes milliseconds. One gateway that
@@ -27,7 +28,12 @@ AskGateways = Callable[[], Awaitable[Sequence[Any]]]
 
 def to_metadata(target: ScrapeTarget) -> dict[str, Any]:
     """Plain values, for Serve."""
-    return {"replica": target.replica, "host": target.host, "port": target.port}
+    return {
+        "replica": target.replica,
+        "role": target.role,
+        "host": target.host,
+        "port": target.port,
+    }
 
 
 class GatewayTargets:
@@ -68,7 +74,7 @@ class GatewayTargets:
             for answer in answers:
                 if isinstance(answer, Mapping):
                     found[answer["replica"]] = ScrapeTarget(
-                        answer["replica"], "gateway", answer["host"], answer["port"]
+                        answer["replica"], answer["role"], answer["host"], answer["port"]
                     )
             is_whole = not any(isinstance(answer, BaseException) for answer in answers)
             self._known = found if is_whole else self._known | found

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cache_tiers.config import DiskConfig
 from deployments.faults import Fault, KeyPath
+from deployments.node_weights_check import node_bytes
 from deployments.serve_file import ServeFile
 
 _MIB = 1024 * 1024
@@ -17,7 +18,7 @@ _MIB = 1024 * 1024
 def node_cache_bytes(file: ServeFile) -> int:
     """CPU memory of a node on which all of the file's models run: they share one cache."""
     sections = (model.args.node_cache for model in file.models)
-    return max((section.host_bytes for section in sections if section is not None), default=0)
+    return max((node_bytes(section) for section in sections if section is not None), default=0)
 
 
 def check_node_caches(file: ServeFile, available_memory_bytes: int) -> Iterator[Fault]:

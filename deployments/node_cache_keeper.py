@@ -12,18 +12,26 @@ from typing import Any
 
 from cache_tiers.config import NodeCacheConfig
 from deployments.node_cache import NodeCachePlace, ensure
+from deployments.weights_host import WeightsLease
 
 logger = logging.getLogger("ray.serve")
 
 START_TIMEOUT_S = 30.0
 """The replica waits no longer; until the cache is there, it computes."""
 WATCH_PERIOD_S = 5.0
+LEASE_S = 3 * WATCH_PERIOD_S
+"""Weights that a replica uses are its for so long after it was heard of last."""
 _MOST_PERIODS = 12
 """Between attempts to make a cache that can't be made: each starts a process."""
 
 
 class NodeCacheKeeper:
     """Call order: ``start``, ``close``."""
+
+    actor: Any = None
+    """The cache's handle; None: it could not be had when it was looked for last."""
+    lease: WeightsLease | None = None
+    """Renewed as long as it stands here."""
 
     def __init__(
         self,
@@ -51,7 +59,7 @@ class NodeCacheKeeper:
             logger.error(
                 "node %s has no cache yet, until then KV is computed again instead of loaded: %s",
                 self._node_id,
-                _reason(error),
+                reason(error),
             )
         self._watcher = asyncio.create_task(self._watch(num_failed), name="watch node cache")
         return place
@@ -65,7 +73,8 @@ class NodeCacheKeeper:
     async def _find(self) -> NodeCachePlace:
         async with asyncio.timeout(START_TIMEOUT_S):
             actor = await self._ensure(self._config, self._node_id)
-            place: NodeCachePlace = await actor.find.remote(self._config)
+            place: NodeCachePlace = await actor.find.remote(self._config, self.lease)
+            self.actor = actor
             return place
 
     async def _watch(self, num_failed: int) -> None:
@@ -75,8 +84,9 @@ class NodeCacheKeeper:
             try:
                 await self._find()
             except Exception as error:
+                self.actor = None
                 if not num_failed:
-                    logger.warning("node %s lost its cache: %s", self._node_id, _reason(error))
+                    logger.warning("node %s lost its cache: %s", self._node_id, reason(error))
                 num_failed += 1
             else:
                 if num_failed:
@@ -84,7 +94,7 @@ class NodeCacheKeeper:
                 num_failed = 0
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The last line: those before are Ray's account of where it happened."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__

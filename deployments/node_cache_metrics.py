@@ -1,7 +1,8 @@
 """The node cache's page for Prometheus: every count of its parts under one name each.
 
 `headwater:node_cache_<part>_<count>`, with a label for the tier where a count has one figure per
-tier. Counts that only rise end in `_total`. Must not know what they mean.
+tier. Counts that only rise end in `_total`. Weights have series of their own beside them. Must not
+know what they mean.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,8 +30,13 @@ _NOW = frozenset(
 class NodeCacheMetrics(Collector):
     """Reads the counts at the scrape."""
 
-    def __init__(self, stats: Callable[[], NodeCacheStats]) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], NodeCacheStats],
+        collect_weights: Callable[[], Iterable[Metric]] = tuple,
+    ) -> None:
         self._stats = stats
+        self._collect_weights = collect_weights
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -48,6 +54,7 @@ class NodeCacheMetrics(Collector):
             counts = getattr(stats, part.name)
             if counts is not None:
                 yield from _metrics(part.name, counts)
+        yield from self._collect_weights()
 
 
 def _metrics(part: str, counts: Any) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""The folder of a node cache's socket: the same one for each cache that a node has in its life.
+"""The folder of a node cache's sockets: the same one for each cache that a node has in its life.
 
 Must not know what listens there.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 MAX_SOCKET_PATH_BYTES = 100
 """Below the kernel's limit of 104 to 108 bytes."""
 _SOCKET_NAME = "cache.sock"
+_FORGE_NAME = "forge.sock"
 
 
 class NodeFolder:
@@ -33,6 +34,11 @@ class NodeFolder:
     @property
     def socket_path(self) -> Path:
         return self.path / _SOCKET_NAME
+
+    @property
+    def forge_path(self) -> Path:
+        """Of the forge's socket; no longer than ``socket_path``."""
+        return self.path / _FORGE_NAME
 
     @property
     def identity_path(self) -> Path:

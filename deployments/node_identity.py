@@ -19,6 +19,7 @@ class _File(msgspec.Struct, frozen=True):
     secret: str
     peer_port: int
     scrape_port: int
+    weights_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class NodeIdentity:
     peer_port: int = 0
     """0: any that is free, as for the next one."""
     scrape_port: int = 0
+    weights_port: int = 0
+    """Of the models' weights."""
 
 
 def read_identity(path: Path) -> NodeIdentity:
@@ -39,7 +42,7 @@ def read_identity(path: Path) -> NodeIdentity:
         secret = bytes.fromhex(stored.secret)
     except (OSError, ValueError, msgspec.MsgspecError):
         return NodeIdentity(secrets.token_bytes(SECRET_BYTES))
-    ports = (stored.peer_port, stored.scrape_port)
+    ports = (stored.peer_port, stored.scrape_port, stored.weights_port)
     if len(secret) != SECRET_BYTES or not all(0 <= port <= 65535 for port in ports):
         return NodeIdentity(secrets.token_bytes(SECRET_BYTES))
     return NodeIdentity(secret, *ports)
@@ -47,7 +50,8 @@ def read_identity(path: Path) -> NodeIdentity:
 
 def write_identity(path: Path, identity: NodeIdentity) -> None:
     """Whole or not at all. Raises ``OSError``."""
-    content = _File(identity.secret.hex(), identity.peer_port, identity.scrape_port)
+    ports = (identity.peer_port, identity.scrape_port, identity.weights_port)
+    content = _File(identity.secret.hex(), *ports)
     partial = path.with_suffix(".part")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

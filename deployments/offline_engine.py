@@ -8,12 +8,13 @@ from pathlib import Path
 
 from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig, EngineSpec
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.errors import EngineError
 from engine.observations import StepRecord
 from engine.profile import Profile, ProfileOrder
 from engine.profiling import StepProfiler
 from engine.runner import LoadedRunner, check_start, create_runner
+from engine.step_output import StepOutput
 
 _FIRST_TOKEN_ID = 3
 """Below are special ones, as a rule."""

@@ -1,5 +1,5 @@
-"""What can be known to be wrong before anything is started: names, models on disk, port, memory,
-node caches.
+"""What can be known to be wrong before anything is started: names, models on disk, autoscaling,
+port, memory, node caches and their weights.
 
 Looks only; starts, writes and downloads nothing.
 """
@@ -13,9 +13,11 @@ from pathlib import Path
 import psutil
 from ray._private.accelerators import get_accelerator_manager_for_resource
 
+from deployments.autoscaling_check import check_autoscaling
 from deployments.config import ModelArgs
 from deployments.faults import Fault, KeyPath
 from deployments.node_cache_check import check_node_caches, node_cache_bytes
+from deployments.node_weights_check import check_node_weights
 from deployments.serve_file import ServeFile
 from engine.available_memory import available_memory_bytes
 from engine.checkpoints.errors import CheckpointError, MissingCheckpoint
@@ -61,9 +63,11 @@ def check_file(file: ServeFile, *, home: Path, machine: Machine) -> list[Fault]:
     return [
         *check_names(file),
         *check_models(file, home),
+        *check_autoscaling(file),
         *check_port(file),
         *check_resources(file, home, machine),
         *check_node_caches(file, machine.available_memory_bytes),
+        *check_node_weights(file, home, machine.available_memory_bytes),
     ]
 
 

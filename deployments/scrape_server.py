@@ -1,12 +1,13 @@
-"""Serves one replica's own metrics, on a port that no other replica shares.
+"""Serves one replica's own metrics, and what else it has to say of itself, on a port that no other
+replica shares.
 
 The port is whichever is free: Prometheus finds all of them in the gateway's `/metrics/targets`, so
 that no range needs to be set aside. It has no keys, hence listens on the node's private address
-only. Must not know what is on the page.
+only. Must not know what is on the pages.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
@@ -18,14 +19,23 @@ _SHUTDOWN_TIMEOUT_S = 0.5
 _KEEP_ALIVE_S = 75.0
 
 
+Page = Callable[[Mapping[str, str]], Awaitable[bytes]]
+"""JSON against the query; raises `ValueError` for a query that it doesn't take."""
+
+
 class ScrapeServer:
     """Lives on the event loop that starts it, the one that `render` is safe on."""
 
-    def __init__(self, render: Callable[[], bytes], *, host: str) -> None:
+    def __init__(
+        self, render: Callable[[], bytes], *, host: str, pages: Mapping[str, Page] | None = None
+    ) -> None:
+        """``pages``: beside the metrics, by their path."""
         self._render = render
         self._host = host
         application = web.Application(client_max_size=1024)
         application.router.add_get("/metrics", self._answer)
+        for path, page in (pages or {}).items():
+            application.router.add_get(path, _answer_with(page))
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -64,3 +74,17 @@ class ScrapeServer:
             logger.exception("the metrics could not be rendered")
             raise web.HTTPInternalServerError(text="the metrics could not be rendered") from None
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE})
+
+
+def _answer_with(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            body = await page(request.query)
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        except Exception:
+            logger.exception("%s could not be answered", request.path)
+            raise web.HTTPInternalServerError(text="it could not be answered") from None
+        return web.Response(body=body, content_type="application/json")
+
+    return answer

@@ -6,7 +6,7 @@ it is a fault. Builders are imported to see what they take, nothing is started.
 
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,11 @@ from ray.serve.schema import (
 )
 
 from app.config import GatewayConfig
-from deployments.build import GATEWAY_DEPLOYMENT
+from autoscaler.config import AutoscalerConfig
+from deployments.build import AUTOSCALER_DEPLOYMENT, GATEWAY_DEPLOYMENT
 from deployments.config import GatewayArgs, ModelArgs
 from deployments.discovery import ENGINE_DEPLOYMENT
 from deployments.faults import Fault, KeyPath, from_validation, line_of, unknown_key
-
-_DEPLOYMENTS: dict[type[BaseModel], str] = {
-    GatewayArgs: GATEWAY_DEPLOYMENT,
-    ModelArgs: ENGINE_DEPLOYMENT,
-}
-"""The deployment of an application whose settings a file may override."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +41,16 @@ class GatewaySection:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoscalerSection:
+    """The autoscaler in a gateway's application."""
+
+    path: KeyPath
+    """Where it is asked for."""
+    config: AutoscalerConfig
+    config_path: KeyPath
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSection:
     """A model's application."""
 
@@ -54,7 +59,7 @@ class ModelSection:
     route_prefix: str | None
     args: ModelArgs
     num_replicas: int
-    """At the start."""
+    """At the start; at most, where the autoscaler finds the number."""
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class ServeFile:
     http_host: str = "127.0.0.1"
     http_port: int = 8000
     gateways: list[GatewaySection] = field(default_factory=list)
+    autoscalers: list[AutoscalerSection] = field(default_factory=list)
     models: list[ModelSection] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
@@ -168,8 +174,10 @@ def _read_application(file: ServeFile, path: KeyPath, application: ServeApplicat
         file.faults.extend(from_validation(error, (*path, "args"), known))
         return
     if isinstance(args, ModelArgs):
-        options, _ = _overrides(file, path, application, ModelArgs)
-        num_replicas = _num_replicas(options, args.num_replicas)
+        options, where = _overrides(file, path, application, [ENGINE_DEPLOYMENT])[0]
+        if args.autoscaling is not None:
+            file.faults.extend(_two_sizes(options, where))
+        num_replicas = _num_replicas(options, args.most_replicas)
         file.models.append(
             ModelSection(path, application.name, application.route_prefix, args, num_replicas)
         )
@@ -180,7 +188,8 @@ def _read_application(file: ServeFile, path: KeyPath, application: ServeApplicat
 def _read_gateway(
     file: ServeFile, path: KeyPath, application: ServeApplicationSchema, args: GatewayArgs
 ) -> None:
-    options, where = _overrides(file, path, application, GatewayArgs)
+    names = [GATEWAY_DEPLOYMENT, *([AUTOSCALER_DEPLOYMENT] if args.autoscaler else [])]
+    (options, where), *rest = _overrides(file, path, application, names)
     try:
         config = GatewayConfig.model_validate(options.get("user_config") or {})
     except ValidationError as error:
@@ -193,24 +202,50 @@ def _read_gateway(
         file.faults.append(Fault(message, (*path, "route_prefix")))
     num_replicas = _num_replicas(options, args.num_replicas)
     file.gateways.append(GatewaySection(args, num_replicas, config, (*where, "user_config")))
+    for overrides in rest:
+        _read_autoscaler(file, path, *overrides)
+
+
+def _read_autoscaler(
+    file: ServeFile, path: KeyPath, options: Mapping[str, Any], where: KeyPath
+) -> None:
+    config_path = (*where, "user_config")
+    try:
+        config = AutoscalerConfig.model_validate(options.get("user_config") or {})
+    except ValidationError as error:
+        known = _all_keys(AutoscalerConfig)
+        file.faults.extend(from_validation(error, config_path, known))
+        return
+    asked = (*path, "args", "autoscaler")
+    file.autoscalers.append(AutoscalerSection(asked, config, config_path))
 
 
 def _overrides(
     file: ServeFile,
     path: KeyPath,
     application: ServeApplicationSchema,
-    args_type: type[BaseModel],
-) -> tuple[Mapping[str, Any], KeyPath]:
-    """What the file sets of the application's one deployment, and where it stands."""
-    found: tuple[Mapping[str, Any], KeyPath] = ({}, (*path, "deployments"))
+    names: Sequence[str],
+) -> list[tuple[Mapping[str, Any], KeyPath]]:
+    """What the file sets of each of these deployments, and where it stands."""
+    nothing: tuple[Mapping[str, Any], KeyPath] = ({}, (*path, "deployments"))
+    found = dict.fromkeys(names, nothing)
     for position, deployment in enumerate(application.deployments):
         where = (*path, "deployments", position)
-        if deployment.name == _DEPLOYMENTS[args_type]:
-            found = (deployment.model_dump(exclude_unset=True), where)
+        if deployment.name in found:
+            found[deployment.name] = (deployment.model_dump(exclude_unset=True), where)
         else:
-            message = f"no deployment is called so here: use {_DEPLOYMENTS[args_type]}"
+            message = f"no deployment is called so here: use {' or '.join(names)}"
+            if deployment.name == AUTOSCALER_DEPLOYMENT:
+                message = "there is none without autoscaler: true in the gateway's args"
             file.faults.append(Fault(message, (*where, "name")))
-    return found
+    return list(found.values())
+
+
+def _two_sizes(options: Mapping[str, Any], where: KeyPath) -> Iterator[Fault]:
+    """Serve would take these in place of the model's own, and leave the autoscaler out."""
+    for key in ("num_replicas", "autoscaling_config"):
+        if key in options:
+            yield Fault("args.autoscaling says how many: remove it", (*where, key))
 
 
 def _num_replicas(options: Mapping[str, Any], from_args: int) -> int:

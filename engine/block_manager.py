@@ -329,6 +329,13 @@ class BlockManager:
         self._cache.rollback()
         self._pool.reset(self._cache.block_ids)
 
+    def forget_cached(self) -> None:
+        """The pool's content is lost, and no tier is told. Precondition: nobody holds a block."""
+        for block_id in list(self._cache.block_ids):
+            self._cache.evict(block_id)
+        self._pool.reset(())
+        self._pool.take_freed()  # what comes in its place holds nothing that could be read
+
     def take_freed_block_ids(self) -> tuple[int, ...]:
         return self._pool.take_freed()
 

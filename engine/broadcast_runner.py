@@ -13,25 +13,30 @@ import msgspec
 
 from cache_tiers.block_image import ImageLayout
 from cache_tiers.tier import TierError
+from engine.errors import KvMemoryError
 from engine.follower_link import ANSWER_TIMEOUT_S, FollowerLink, RanksOutOfStep
+from engine.kv_memory import ReplicaRunner
 from engine.rank_messages import (
+    AllocateKv,
+    FreeKv,
     FromLeader,
     JoinArena,
     Joined,
+    KvDone,
     LeaveArena,
     PlanFrame,
     Transferred,
 )
-from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
+from engine.step import SampledToken, StepPlan, StepResult
 from wire.frames import encode_frame
 
 
 class BroadcastRunner:
-    """A ``ModelRunner``; owner of ``runner`` and of ``links``, one to each of the other ranks."""
+    """A ``ReplicaRunner``; owner of ``runner`` and of ``links``, one to each of the other ranks."""
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: ReplicaRunner,
         links: Sequence[socket.socket],
         *,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
@@ -80,6 +85,29 @@ class BroadcastRunner:
         """Have every rank let go of the arena; between two steps only."""
         self._broadcast(LeaveArena())
         self._runner.detach_arena()
+
+    def free_kv(self) -> None:
+        """On all ranks: done when this returns."""
+        self._broadcast(FreeKv())
+        self._runner.free_kv()
+        for link in self._links:
+            link.receive(KvDone)
+
+    def allocate_kv(self) -> None:
+        """On all ranks, or on none: then it raises ``KvMemoryError``."""
+        self._broadcast(AllocateKv())
+        failure: str | None = None
+        try:
+            self._runner.allocate_kv()
+        except KvMemoryError as error:
+            failure = str(error)
+        for link in self._links:
+            answer = link.receive(KvDone)
+            if failure is None and answer.failure is not None:
+                failure = f"rank {link.rank}: {answer.failure}"
+        if failure is not None:
+            self.free_kv()
+            raise KvMemoryError(failure)
 
     def close(self) -> None:
         self._runner.close()

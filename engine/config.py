@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cache_tiers.config import MAX_LOAD_TIMEOUT_S
+from cache_tiers.rung import Rung
 
 MIB = 1024 * 1024
 
@@ -35,6 +36,13 @@ class PacedConfig(BaseModel):
     move as with a model of that size; never less than 8 for each token and 8 more."""
     max_step_tokens: int | None = Field(default=None, ge=1)
     """A step of more tokens is out of memory, as on a device that is too small for it."""
+    start_s: float = Field(default=0.0, ge=0)
+    """Added to the start of each rank, as if it loaded weights; ``start_timeout_s`` counts it."""
+    staged_start_s: float | None = Field(default=None, ge=0)
+    """The same where the node holds the weights in CPU memory; absent: ``start_s``."""
+    wake_s: float = Field(default=0.0, ge=0, le=20)
+    """Added to waking, as if memory were allocated; requests and metrics wait meanwhile, as for a
+    step."""
 
 
 class EngineConfig(BaseModel):
@@ -106,6 +114,10 @@ class EngineConfig(BaseModel):
     """Fill freed KV blocks with NaN: a read of stale KV then shows in the output."""
     start_timeout_s: float = Field(default=120.0, gt=0)
     """Longest wait for the step loop's process to load the model and warm up."""
+    hand_over_after_s: float = Field(default=10.0, ge=0)
+    """A replica that leaves or goes to sleep lets running requests end for so long; other replicas
+    of the same weights, if there are any, then go on with them from the tokens so far. Those with
+    several answers of which one has begun are waited for."""
     paced: PacedConfig = PacedConfig()
     """Step times of the ``paced`` runner."""
 
@@ -143,3 +155,8 @@ class EngineSpec(BaseModel):
     """Unix socket of the node's cache; without one there are no KV tiers."""
     load_timeout_s: float = Field(default=2.0, gt=0, le=MAX_LOAD_TIMEOUT_S)
     """A prompt waits no longer for the node's cache; what is not there by then is computed."""
+    started_from: Rung = Rung.COLD
+    """How warm the weights stood on the node when this replica was asked for."""
+    forge_socket: Path | None = None
+    """Of a process of the node that forks ranks with their imports done; without one, or if it
+    doesn't answer, each starts an interpreter of its own."""

@@ -164,8 +164,11 @@ class CreditLedger:
         self._forget_if_done(source)
 
     def stop_granting(self) -> None:
-        """From now on ``grants`` gives nothing; for a drain."""
+        """From now on ``grants`` gives nothing: requests are to go elsewhere."""
         self._is_granting = False
+
+    def resume_granting(self) -> None:
+        self._is_granting = True
 
     def grants(self, load: LoadView) -> dict[int, int]:
         """New credits per source: highest class first, one by one in turn among equals. They count

@@ -8,7 +8,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.block_audit import BlockAudit
@@ -16,37 +15,23 @@ from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.errors import RequestError, StepOutOfMemory
 from engine.kv_geometry import KvGeometry
+from engine.live_requests import LiveRequests
 from engine.load_meter import LoadMeter
-from engine.load_view import make_load_view, make_recompute_cost
-from engine.messages import CacheEvents, EngineRequest, FinishReason, LoadView, TokenDelta, Usage
+from engine.load_view import make_load_view, make_recompute_cost, without_pool
+from engine.messages import CacheEvents, EngineRequest, FinishReason, LoadView
 from engine.notes import Notes
 from engine.observations import EngineStats, RequestNote, StepRecord
+from engine.request_ends import RequestEnds
 from engine.request_limits import RequestLimits, max_request_tokens
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step import ModelRunner, StepPlan
 from engine.step_limits import StepLimits
+from engine.step_output import StepOutput
 from engine.step_recorder import StepRecorder, StepTime, count_prefill_tokens
 from engine.tier_desk import TierDesk
 
 logger = logging.getLogger(__name__)
-
-_STEP_FAILED = "The engine failed while it worked on this request. It can be sent again."
-_TOO_LARGE = "The engine has too little memory for this request, even alone."
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What one step has to say to the outside."""
-
-    deltas: list[TokenDelta]
-    """Refusals, aborts and timeouts since the last step first, then the tokens of this one."""
-    events: CacheEvents | None
-    load: LoadView
-    stats: EngineStats = field(default_factory=EngineStats)
-    record: StepRecord | None = None
-    """None if nothing was computed."""
-    notes: list[RequestNote] = field(default_factory=list)
 
 
 class Engine:
@@ -77,13 +62,14 @@ class Engine:
         self._step_limits = StepLimits(config)
         self.tiers: TierDesk | None = None
         """To look at between steps."""
+        self._meter = LoadMeter()
+        self._live = LiveRequests()
         self._start_anew()
         self._runner = runner
         self._clock = clock
-        self._meter = LoadMeter()
-        self._live: dict[str, list[Sequence]] = {}
-        """Of every request the samples that have not had their last delta, in order of arrival."""
-        self._deltas: list[TokenDelta] = []
+        self._is_leaving = False
+        """Who comes is handed over at once."""
+        self._is_asleep = False
         self.num_failed_steps = 0
         """Since the last one that did what was planned."""
 
@@ -97,14 +83,15 @@ class Engine:
         """Whether ``step`` would compute or say anything; not while all that are here wait for the
         node.
         """
-        return bool(self._deltas) or self._scheduler.has_work
+        return self._live.has_deltas or self._scheduler.has_work
 
     @property
     def load(self) -> LoadView:
         """As it is between steps."""
-        return make_load_view(
+        load = make_load_view(
             self._scheduler, self._blocks, self._meter, self._step_limits.step_times, self.tiers
         )
+        return without_pool(load) if self._is_asleep else load
 
     @property
     def stats(self) -> EngineStats:
@@ -141,34 +128,26 @@ class Engine:
             self.tiers.writer.want(self._blocks.kept_keys)
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. One that can never be served gets an error delta from the next step."""
+        """Queue a request. One that can never be served gets an error delta from the next step, and
+        while the replica leaves, any other one a last delta with ``MOVED``.
+        """
         try:
             if request.request_id in self._live:
                 raise RequestError("A request with this id is already running.")
             self._limits.check(request)
         except RequestError as error:
             logger.warning("request %s refused: %s", request.request_id, error)
-            self._refuse(request, str(error))
+            self._live.refuse(request, str(error))
             return
-        num_prompt_tokens = len(request.token_ids) - request.num_generated_tokens
-        max_len = min(num_prompt_tokens + request.sampling.max_tokens, self._limits.max_len)
         now_s = self._clock()
-        samples = [
-            Sequence(
-                request,
-                deadline_s=now_s + request.timeout_s,
-                max_len=max_len,
-                index=index,
-                taken_s=now_s,
-            )
-            for index in range(request.num_samples)
-        ]
-        self._live[request.request_id] = samples
+        samples = self._live.enter(request, now_s, max_len=self._limits.max_len)
         self._scheduler.line_up(samples)
-        if self.tiers is None or not self._ask_node(self.tiers, samples):
+        if self._is_leaving or self.tiers is None or not self._ask_node(self.tiers, samples):
             self._scheduler.add(samples)
         self._notes.now_s = now_s
         self._notes.add(samples[0], "taken")
+        if self._is_leaving:
+            self._ends.finish(samples, FinishReason.MOVED)
 
     def abort(
         self, request_id: str, num_kept_tokens: int | None = None, index: int | None = None
@@ -182,28 +161,62 @@ class Engine:
         reason = FinishReason.ABORT if num_kept_tokens is None else FinishReason.STOP
         self._notes.now_s = self._clock()
         try:
-            for sequence in list(self._live.get(request_id, ())):
+            for sequence in self._live.samples_of(request_id):
                 if index is None or sequence.index == index:
                     sequence.num_kept_tokens = num_kept_tokens
-                    self._finish(sequence, reason)
+                    self._ends.finish([sequence], reason)
         except Exception as error:
             self._fail_all(error)
+
+    def hand_over(self, *, only_waiting: bool) -> None:
+        """Let other replicas go on: requests end with ``MOVED``, those that come until ``stay`` or
+        ``wake`` at once. Those that can't be moved (``LiveRequests.movable``) go on to their end.
+        """
+        self._is_leaving = True
+        self._notes.now_s = self._clock()
+        try:
+            movable = self._live.movable(only_waiting=only_waiting)
+            self._ends.finish(movable, FinishReason.MOVED)
+        except Exception as error:
+            self._fail_all(error)
+
+    def stay(self) -> None:
+        """After ``hand_over``: requests that come are served."""
+        assert not self._is_asleep, "only wake ends sleep"
+        self._is_leaving = False
+
+    def sleep(self) -> None:
+        """The KV pool is about to go: forget all prefixes; the next step tells it. Until ``wake``
+        no step computes, and who comes is handed over. Precondition: no request is here.
+        """
+        assert not self._live, "requests are here"
+        self._is_leaving = self._is_asleep = True
+        self._blocks.forget_cached()
+        self._audit.restart()
+        if self.tiers is not None:
+            self.tiers.writer.pause()
+            self.tiers.settle()
+
+    def wake(self) -> None:
+        """There is a KV pool again, without anything of use in it."""
+        self._is_leaving = self._is_asleep = False
+        if self.tiers is not None:
+            self.tiers.writer.resume()
 
     def step(self) -> StepOutput:
         """Plan, execute, commit. A failure ends all requests that are here, never the engine."""
         started_s = self._notes.now_s = self._clock()
         record = None
         try:
-            self._expire(started_s)
+            self._ends.finish(self._live.expired(started_s), FinishReason.TIMEOUT)
             plan = self._scheduler.plan()
             if plan is not None:
                 record = self._carry_out(plan, started_s)
             self._audit_blocks()
         except Exception as error:
             self._fail_all(error)
-        deltas, self._deltas = self._deltas, []
         return StepOutput(
-            deltas,
+            self._live.take_deltas(),
             self._blocks.take_events(),
             self.load,
             self.stats,
@@ -234,7 +247,7 @@ class Engine:
         were out of memory.
         """
         assert not self._live
-        assert not self._deltas
+        assert not self._live.has_deltas
         self._start_anew()
         self._scheduler.reset()  # the runner still holds the slots of the last requests
 
@@ -243,9 +256,7 @@ class Engine:
         num_scheduled = self._scheduler.num_waiting + self._scheduler.num_running
         if self.tiers is not None:
             num_scheduled += self.tiers.num_waiting
-        num_live = sum(map(len, self._live.values()))
-        assert num_live == num_scheduled, "live and scheduled sequences differ"
-        assert all(self._live.values()), "a request is live without a sample"
+        self._live.check_integrity(num_scheduled)
         self._scheduler.check_integrity()
 
     def close(self) -> None:
@@ -270,6 +281,9 @@ class Engine:
         )
         self._audit = BlockAudit(self._blocks, self._scheduler.running)
         self._recorder = StepRecorder()
+        self._ends = RequestEnds(
+            self._live, self._scheduler, tiers, self._notes, self._recorder, self._meter
+        )
 
     def _ask_node(self, tiers: TierDesk, samples: list[Sequence]) -> bool:
         """Whether the request is to wait for what the node has of its prefix."""
@@ -280,48 +294,6 @@ class Engine:
             sample.num_expected_hit_tokens = sample.num_tokens
         return tiers.ask(samples, num_held, lambda: make_recompute_cost(self.load))
 
-    def _refuse(self, request: EngineRequest, error: str) -> None:
-        usage = Usage(len(request.token_ids), cached_tokens=0, completion_tokens=0)
-        self._deltas.append(
-            TokenDelta(
-                request.request_id,
-                [],
-                FinishReason.ERROR,
-                usage=usage,
-                error=error,
-                is_refused=True,
-            )
-        )
-
-    def _expire(self, now_s: float) -> None:
-        # All samples of a request have one deadline.
-        expired = [samples for samples in self._live.values() if samples[0].deadline_s <= now_s]
-        for samples in expired:
-            for sequence in list(samples):
-                self._finish(sequence, FinishReason.TIMEOUT)
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        sequence.finish_reason = reason
-        if self.tiers is not None and self.tiers.is_waiting(sequence):
-            self.tiers.leave(sequence)
-            self._notes.add(sequence, "last_token", sequence.num_generated_tokens)
-        else:
-            self._scheduler.finish(sequence)
-        self._deliver([sequence])
-
-    def _deliver(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            self._deltas.append(sequence.make_delta())
-            sequence.mark_delivered()
-            if sequence.finish_reason is not None:
-                self._recorder.num_finished += 1
-                if sequence.admitted_s is not None:
-                    self._meter.record_answer(self._notes.now_s - sequence.admitted_s)
-                samples = self._live[sequence.request.request_id]
-                samples.remove(sequence)
-                if not samples:
-                    del self._live[sequence.request.request_id]
-
     def _carry_out(self, plan: StepPlan, started_s: float) -> StepRecord:
         outcome: Literal["ok", "out_of_memory", "failed"] = "ok"
         transfer_s = 0.0
@@ -329,7 +301,7 @@ class Engine:
             result = self._runner.execute(plan)
             transfer_s = result.transfer_s
             self._notes.now_s = self._clock()
-            self._deliver(self._scheduler.commit(plan, result))
+            self._ends.deliver(self._scheduler.commit(plan, result))
             self.num_failed_steps = 0
         except StepOutOfMemory as error:
             outcome = "out_of_memory"
@@ -361,11 +333,7 @@ class Engine:
             limits.max_seqs,
         )
         if too_large is not None:
-            request_id = too_large.request.request_id
-            logger.error("request %s does not fit into memory, even alone", request_id)
-            for sequence in list(self._live[request_id]):
-                sequence.error = _TOO_LARGE
-                self._finish(sequence, FinishReason.ERROR)
+            self._ends.finish_too_large(too_large)
 
     def _audit_blocks(self) -> None:
         leak = self._audit.advance(self._notes.now_s)
@@ -378,16 +346,7 @@ class Engine:
             self._recorder.num_leaked_blocks += 1
 
     def _fail_all(self, error: Exception) -> None:
-        logger.error("a step failed and ends requests %s", ", ".join(self._live), exc_info=error)
         self.num_failed_steps += 1
-        self._recorder.num_failed_steps += 1
         self._notes.now_s = self._clock()
         self._audit.restart()
-        self._scheduler.reset()
-        if self.tiers is not None:
-            self.tiers.forget_requests()
-        for sequence in [s for samples in self._live.values() for s in samples]:
-            sequence.finish_reason = FinishReason.ERROR
-            sequence.error = _STEP_FAILED
-            self._notes.add(sequence, "last_token", sequence.num_generated_tokens)
-            self._deliver([sequence])
+        self._ends.fail_all(error)

@@ -13,11 +13,16 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cache_tiers.rung import Rung
 from engine.config import EngineSpec
 from engine.messages import LoadView
 from engine.observations import EngineStats, LimitReason, StepRecord
 from engine.rank_group import RankGroup
 from engine.rank_messages import Ready, StepReport
+from engine.rung_keeper import RungKeeper
+from engine.rung_metrics import collect_rung
+from engine.start_metrics import collect_start
+from engine.start_stages import ReplicaStart
 from engine.step_ring import StepRing
 from engine.tier_metrics import collect_tiers
 from engine.timelines import Timeline
@@ -46,11 +51,19 @@ class EngineMetrics:
     """Owner of one engine's registry."""
 
     def __init__(
-        self, spec: EngineSpec, ready: Ready, *, engine_id: str, steps: StepRing, ranks: RankGroup
+        self,
+        spec: EngineSpec,
+        ready: Ready,
+        start: ReplicaStart,
+        *,
+        engine_id: str,
+        steps: StepRing,
+        ranks: RankGroup,
+        rung: RungKeeper,
     ) -> None:
         self._registry = CollectorRegistry()
         self._labels = {"model_name": spec.model, "engine": engine_id}
-        self._now = _Now(spec, ready, list(self._labels.values()), steps, ranks)
+        self._now = _Now(spec, ready, start, list(self._labels.values()), steps, ranks, rung)
         self._registry.register(self._now)
         tokens = token_buckets(ready.max_model_len)
         times = _LATENCY_BUCKETS_S
@@ -120,27 +133,41 @@ class _Now(Collector):
     """Totals and gauges, made at the scrape."""
 
     def __init__(
-        self, spec: EngineSpec, ready: Ready, labels: list[str], steps: StepRing, ranks: RankGroup
+        self,
+        spec: EngineSpec,
+        ready: Ready,
+        start: ReplicaStart,
+        labels: list[str],
+        steps: StepRing,
+        ranks: RankGroup,
+        rung: RungKeeper,
     ) -> None:
         self.load: LoadView = ready.load
         self.stats = EngineStats()
         self.last: StepRecord | None = None
         self._spec = spec
+        self._start = start
         self._memory = ready.memory
         self._labels = labels
         self._steps = steps
         self._ranks = ranks
+        self._rung = rung
 
     def collect(self) -> Iterable[Metric]:
         load, stats = self.load, self.stats
         config, last = self._spec.config, self.last
-        num_used = load.num_blocks - load.num_free_blocks
+        has_pool = self._rung.state.rung is Rung.SERVING
+        num_used = load.num_blocks - load.num_free_blocks if has_pool else 0
         gauge, counter = self._gauge, self._counter
         yield gauge("num_requests_running", "Sequences that run.", load.num_running)
         yield gauge("num_requests_waiting", "Sequences that wait inside.", load.num_waiting)
         usage = num_used / load.num_blocks if load.num_blocks else 0.0
         yield gauge("kv_cache_usage_perc", "1 is all KV blocks in use.", usage)
-        yield counter("prefix_cache_queries", "Prompt tokens looked up.", load.num_prompt_tokens)
+        yield counter(
+            "prefix_cache_queries",
+            "Prompt tokens looked up, seeds included.",
+            load.num_prompt_tokens,
+        )
         hits = load.num_cached_prompt_tokens
         yield counter("prefix_cache_hits", "Prompt tokens found.", hits)
         yield counter("num_preemptions", "Sequences that gave way.", load.num_preemptions)
@@ -175,11 +202,14 @@ class _Now(Collector):
         if self._ranks.is_running:
             silence_s = self._ranks.silence_s
             yield gauge("rank_heartbeat_age_seconds", "Of the most silent rank.", silence_s)
-        yield from self._collect_memory(num_used)
+        yield counter("requests_moved", "Samples handed to other replicas.", stats.num_moved)
+        yield from collect_rung(self._rung, self._labels)
+        yield from collect_start(self._start, self._labels)
+        yield from self._collect_memory(num_used, has_pool=has_pool)
         if stats.tiers is not None:
             yield from collect_tiers(stats.tiers, self._labels)
 
-    def _collect_memory(self, num_used_blocks: int) -> Iterable[Metric]:
+    def _collect_memory(self, num_used_blocks: int, *, has_pool: bool) -> Iterable[Metric]:
         memory, size = self._memory, self._spec.config.tensor_parallel_size
         if memory is None:
             return
@@ -189,11 +219,12 @@ class _Now(Collector):
         yield self._gauge(
             "kv_theoretical_bytes", "Of the tokens held alone, all ranks.", theoretical * size
         )
-        known = memory.weights + memory.workspace + memory.kv_pool
+        kv_pool = memory.kv_pool if has_pool else 0
+        known = memory.weights + memory.workspace + kv_pool
         kinds = {
             "weights": memory.weights * size,
             "workspace": memory.workspace * size,
-            "kv_pool": memory.kv_pool * size,
+            "kv_pool": kv_pool * size,
             "kv_used": used * size,
         }
         resident = self._resident_bytes()

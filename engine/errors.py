@@ -17,8 +17,10 @@ EngineError
 ├── CreditError                a gateway used or returned a credit that it does not hold
 ├── ProtocolError              a gateway sent what no gateway sends
 ├── CollectiveError            tensor-parallel ranks lost one another
+├── ForgeUnavailable           no forge of the node starts this rank; a new interpreter does
 ├── CompiledStepUnavailable    this machine can't compile or run the compiled step; torch does
 ├── StepOutOfMemory            a step needs more memory than there is
+├── KvMemoryError              there is no memory for the KV pool of a replica that wakes
 ├── OutputFileError            a result can't be written where it should be
 ├── ProfileFileError           a file is no performance profile
 ├── ReplayFileError            a file holds no requests to replay
@@ -77,6 +79,11 @@ class CompiledStepUnavailable(EngineError):
 class StepOutOfMemory(EngineError):
     """A step needs more memory than there is; the runner may have carried out any part of its plan,
     but can go on with another one that releases every slot."""
+
+
+class KvMemoryError(EngineError):
+    """There is no memory for the KV pool of a replica that wakes: it stays asleep, and may try
+    again; the text says how much is missing, in one line."""
 
 
 class RunnerError(EngineError):

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.rank_messages import FromFollower, Joined, Transferred
+from engine.rank_messages import FromFollower, Joined, KvDone, Transferred
 from wire.errors import FrameTooLargeError
 from wire.frames import FrameDecoder
 
@@ -15,7 +15,7 @@ ANSWER_TIMEOUT_S = 30.0
 _MAX_ANSWER_BYTES = 1024 * 1024
 _READ_BYTES = 64 * 1024
 
-Answer = TypeVar("Answer", Joined, Transferred)
+Answer = TypeVar("Answer", Joined, KvDone, Transferred)
 
 
 class RanksOutOfStep(BaseException):

@@ -11,16 +11,20 @@ import msgspec
 
 from cache_tiers.block_image import ImageLayout
 from cache_tiers.tier import TierError
+from engine.errors import KvMemoryError
 from engine.garbage import GarbageCollector
+from engine.kv_memory import ReplicaRunner
 from engine.rank_messages import (
+    AllocateKv,
+    FreeKv,
     FromLeader,
     JoinArena,
     Joined,
+    KvDone,
     LeaveArena,
     PlanFrame,
     Transferred,
 )
-from engine.step import ModelRunner
 from engine.step_loop import IDLE_POLL_S
 from wire.pipe import SyncPipe
 
@@ -44,7 +48,7 @@ class FollowerLoop:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: ReplicaRunner,
         *,
         leader: SyncPipe,
         front: SyncPipe,
@@ -80,6 +84,11 @@ class FollowerLoop:
                 case LeaveArena():
                     self._runner.detach_arena()
                     self._arena.close()
+                case FreeKv():
+                    self._runner.free_kv()
+                    self._leader.send(self._encode(KvDone()))
+                case AllocateKv():
+                    self._leader.send(self._encode(self._allocate_kv()))
             self._show_life()
             self._garbage.collect_between_steps()
         self._show_life()
@@ -98,6 +107,13 @@ class FollowerLoop:
         except TierError as error:
             return Joined(str(error))
         return Joined()
+
+    def _allocate_kv(self) -> KvDone:
+        try:
+            self._runner.allocate_kv()
+        except KvMemoryError as error:
+            return KvDone(str(error))
+        return KvDone()
 
     def _show_life(self) -> None:
         now_s = time.monotonic()

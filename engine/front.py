@@ -1,47 +1,42 @@
 """The engine's front: what an engine replica runs beside its step loop.
 
 Owns the connections to the gateways and the credits; forwards requests to the step loop's process
-and its frames to the gateways; knows whether that process is alive; drains. Must not know tensors,
-Ray or HTTP. Lives on one event loop.
+and its frames to the gateways; knows whether that process is alive; drains, and sleeps and wakes as
+it is ordered. Must not know tensors, Ray or HTTP. Lives on one event loop.
 """
 
 import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from cache_tiers.messages import PeerAddress
+from cache_tiers.rung import Rung
+from cache_tiers.weights.messages import Stage
 from engine.cache_mirror import MAX_PART_KEYS, CacheMirror
 from engine.checkpoints.store import open_checkpoint
 from engine.config import EngineSpec
 from engine.credits import CreditLedger
+from engine.emptying import SETTLE_S, Emptying
 from engine.engine_metrics import EngineMetrics
 from engine.errors import CreditError, EngineDeadError, EngineStartError, ProtocolError
+from engine.gateway_inbox import GatewayInbox
 from engine.gateway_link import GatewayLink
 from engine.gateways import Gateways
-from engine.messages import (
-    Abort,
-    Demand,
-    Draining,
-    GatewayMessage,
-    GetSnapshot,
-    Grant,
-    LoadView,
-    Query,
-    ReturnCredits,
-    StepFrame,
-    Submit,
-)
-from engine.model_card import make_model_card
+from engine.messages import Draining, Grant, LoadView, StepFrame
+from engine.model_card import NOWHERE, Node, make_model_card
 from engine.open_requests import OpenRequests
-from engine.profile_orders import ProfileOrders
+from engine.query_desk import QueryDesk
 from engine.rank_group import MAX_SILENCE_S, RankGroup
-from engine.rank_messages import FromGateway, GatewayGone, Record, StepReport, StoreKept
+from engine.rank_messages import GatewayGone, StepReport
+from engine.rank_process import RANK_MODULE
 from engine.records import Records
+from engine.rung_keeper import RungKeeper
+from engine.rung_messages import RungState
+from engine.start_stages import ReplicaStart, StageClock
 from wire.connection import Connection
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed
@@ -53,27 +48,12 @@ logger = logging.getLogger(__name__)
 
 MAX_GATEWAY_BACKLOG_BYTES = 8 * MIB
 """Frames that a gateway has not read; with more, it is cut."""
-DRAIN_SETTLE_S = 1.0
-"""Credits that are out when draining begins can be used for so long: submits are on their way."""
-STORE_KEPT_LIMIT_S = 5.0
-"""For storing what the accelerator keeps, when the last request has ended."""
 SNAPSHOT_KEY_BYTES = 40
 """Most that a key takes in a snapshot."""
-MAX_REQUEST_ID_CHARS = 256
-"""Records keep the ids."""
 FAIR_TURN_FRAMES = 64
 """So many frames of one gateway are handled before others get their turn."""
-_DRAIN_POLL_S = 0.05
 _MAX_GATEWAY_FRAME_BYTES = MAX_FRAME_BYTES - 64
 """A gateway's frame goes on to the step loop inside of another one, which must not be too large."""
-
-
-class Node(NamedTuple):
-    """Where a replica runs, as gateways are told."""
-
-    node_id: str = ""
-    cache_address: PeerAddress | None = None
-    """Of its cache, for other nodes'."""
 
 
 class EngineFront:
@@ -87,17 +67,17 @@ class EngineFront:
         secret: bytes,
         host: str,
         unix_dir: Path | None,
-        node: Node | None = None,
+        node: Node = NOWHERE,
         max_silence_s: float = MAX_SILENCE_S,
         max_gateway_backlog_bytes: int = MAX_GATEWAY_BACKLOG_BYTES,
-        rank_module: str = "engine.rank",
+        rank_module: str = RANK_MODULE,
     ) -> None:
         self._spec = spec.model_copy(update={"checkpoint": spec.checkpoint.absolute()})
         self._engine_id = engine_id
         self._secret = secret
         self._host = host
         self._unix_dir = unix_dir
-        self._node = node or Node()
+        self._node = node
         self._max_gateway_backlog_bytes = max_gateway_backlog_bytes
         self._ranks = RankGroup(
             max_silence_s=max_silence_s, folder=unix_dir, rank_module=rank_module
@@ -114,17 +94,38 @@ class EngineFront:
         self._open = OpenRequests(self._ledger)
         self._mirror = CacheMirror()
         self._records = Records()
-        self._profile_orders = ProfileOrders()
+        self._queries = QueryDesk(self._records, self._gateways, self._ranks.send)
         self._metrics: EngineMetrics | None = None
         self._load = LoadView()
+        self._start: ReplicaStart | None = None
         self._card = b""
         self._listener: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: str | None = None
         self._is_draining = False
-        self._kept_stored = asyncio.Event()
+        self._emptying = Emptying(
+            self._ledger,
+            self._ranks.send,
+            has_node_cache=spec.node_cache_socket is not None,
+            can_hand_over=lambda: self._gateways.have_successor,
+        )
+        self._rung = RungKeeper(
+            self._ledger,
+            self._emptying,
+            self._ranks.send,
+            self._tell_rung,
+            hand_over_after_s=spec.config.hand_over_after_s,
+        )
+        self._inbox = GatewayInbox(
+            self._ledger,
+            self._open,
+            self._records,
+            self._queries,
+            self._rung,
+            send=self._ranks.send,
+            grant=self._grant,
+        )
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(GatewayMessage).decode
 
     @property
     def rank_pid(self) -> int:
@@ -141,46 +142,58 @@ class EngineFront:
         """Gateways."""
         return len(self._gateways)
 
-    async def start(self) -> Endpoint:
-        """Load the model and listen. Raises ``EngineStartError``; ``close`` is due then, too."""
+    @property
+    def rung(self) -> RungState:
+        """As gateways were told."""
+        return self._rung.state
+
+    @property
+    def start_stages(self) -> tuple[Stage, ...]:
+        """What the start took, in order, that of rank 0 included; empty until it is done."""
+        return self._start.stages if self._start is not None else ()
+
+    async def start(
+        self, *, asked_s: float | None = None, before: Sequence[Stage] = ()
+    ) -> Endpoint:
+        """Load the model and listen. Raises ``EngineStartError``; ``close`` is due then, too.
+
+        ``asked_s``: when the replica was asked for, by ``time.monotonic``; now if not given.
+        ``before``: what it has taken since.
+        """
+        asked_s = time.monotonic() if asked_s is None else asked_s
         ready = await self._ranks.start(self._spec)
         self._load = ready.load
+        stages = StageClock()
+        checkpoint = await asyncio.to_thread(open_checkpoint, self._spec.checkpoint)
+        card = make_model_card(
+            self._spec,
+            checkpoint,
+            ready,
+            engine_id=self._engine_id,
+            node=self._node,
+            start_s=time.monotonic() - asked_s,
+        )
+        stages.end("model_card")
+        self._start = ReplicaStart(
+            card.started_from, card.start_s, (*before, *ready.stages, *stages.stages)
+        )
         logger.info(
-            "%s: loaded in %.2f s, warmed up in %.2f s, prefills %.0f tokens/s",
+            "%s: prefills %.0f tokens/s, started in %s",
             self._engine_id,
-            ready.load_time_s,
-            ready.warm_up_time_s,
             ready.load.prefill_tokens_per_s,
+            self._start,
         )
         self._metrics = EngineMetrics(
             self._spec,
             ready,
+            self._start,
             engine_id=self._engine_id,
             steps=self._records.steps,
             ranks=self._ranks,
+            rung=self._rung,
         )
-        checkpoint = await asyncio.to_thread(open_checkpoint, self._spec.checkpoint)
-        card = make_model_card(self._spec, checkpoint, ready, engine_id=self._engine_id)
-        self._card = self._encode(
-            msgspec.structs.replace(
-                card, node_id=self._node.node_id, node_cache=self._node.cache_address
-            )
-        )
-        try:
-            self._listener = await listen(
-                self._host,
-                self._unix_dir / "engine.sock" if self._unix_dir is not None else None,
-                secret=self._secret,
-                on_connection=self._serve,
-                limits=Limits(
-                    max_frame_bytes=_MAX_GATEWAY_FRAME_BYTES,
-                    max_send_queue_bytes=len(self._card)
-                    + MAX_PART_KEYS * SNAPSHOT_KEY_BYTES
-                    + self._max_gateway_backlog_bytes,
-                ),
-            )
-        except (OSError, ValueError) as error:
-            raise EngineStartError(f"cannot listen on {self._host}: {error}") from error
+        self._card = self._encode(card)
+        self._listener = await self._listen()
         self._tasks = [
             asyncio.create_task(self._relay(), name="relay"),
             asyncio.create_task(self._gateways.share_load(lambda: self._load), name="share load"),
@@ -200,48 +213,56 @@ class EngineFront:
         assert self._metrics is not None, "metrics follow start"
         return self._metrics.render()
 
-    async def drain(self, grace_s: float | None = None) -> bool:
-        """Grant nothing more and wait for the running requests, up to ``grace_s`` if given.
+    async def drain(
+        self, grace_s: float | None = None, *, hand_over_after_s: float | None = None
+    ) -> bool:
+        """Grant nothing more and wait for the running requests, up to ``grace_s`` if given; whether
+        all of them ended. One that sleeps leaves at once.
 
-        Returns whether all of them ended.
+        With ``hand_over_after_s`` requests that wait inside end with ``MOVED`` at once, and those
+        that run after so long, as long as all gateways can go on with them elsewhere; those that
+        can't be moved are waited for.
         """
         self._is_draining = True
-        self._ledger.stop_granting()
+        self._rung.stop()
         self._gateways.tell(Draining())
-        now_s = asyncio.get_running_loop().time
-        started_s = now_s()
-        while self._failure is None:
-            is_settled = self._ledger.num_granted == 0 or now_s() - started_s > DRAIN_SETTLE_S
-            if self._ledger.num_in_flight == 0 and is_settled:
-                await self._store_kept()
-                return True
-            if grace_s is not None and now_s() - started_s > grace_s:
-                break
-            await asyncio.sleep(_DRAIN_POLL_S)
-        return False
-
-    async def _store_kept(self) -> None:
-        """Let the node's cache have the prefixes that only this replica holds."""
-        if self._spec.node_cache_socket is None:
-            return
-        self._ranks.send(StoreKept())
-        try:
-            await asyncio.wait_for(self._kept_stored.wait(), STORE_KEPT_LIMIT_S)
-        except TimeoutError:
-            logger.warning(
-                "%s: not all cached prefixes were stored in %.0f s, the rest is lost",
-                self._engine_id,
-                STORE_KEPT_LIMIT_S,
-            )
+        is_asleep = self._rung.state.rung is Rung.PARKED
+        is_empty = await self._emptying.run(
+            hand_over_after_s=hand_over_after_s,
+            is_off=lambda: self._failure is not None,
+            settle_s=0.0 if is_asleep else SETTLE_S,
+            grace_s=grace_s,
+        )
+        if is_empty and not is_asleep:
+            await self._emptying.store_kept()
+        return is_empty
 
     async def close(self) -> None:
         """Close all connections and end the step loop's process; fine at any time, even twice."""
+        await self._rung.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener is not None:
             await self._listener.close()
         await self._ranks.stop()
+
+    async def _listen(self) -> Listener:
+        try:
+            return await listen(
+                self._host,
+                self._unix_dir / "engine.sock" if self._unix_dir is not None else None,
+                secret=self._secret,
+                on_connection=self._serve,
+                limits=Limits(
+                    max_frame_bytes=_MAX_GATEWAY_FRAME_BYTES,
+                    max_send_queue_bytes=len(self._card)
+                    + MAX_PART_KEYS * SNAPSHOT_KEY_BYTES
+                    + self._max_gateway_backlog_bytes,
+                ),
+            )
+        except (OSError, ValueError) as error:
+            raise EngineStartError(f"cannot listen on {self._host}: {error}") from error
 
     async def _serve(self, connection: Connection) -> None:
         """One gateway, from its handshake to its end."""
@@ -252,13 +273,15 @@ class EngineFront:
         gateway.ask_snapshot()
         connection.send(self._encode(StepFrame([], self._load)))
         self._gateways.tell_number()
+        if self._rung.state != RungState(Rung.SERVING):
+            connection.send(self._encode(self._rung.state))
         if self._is_draining:
             connection.send(self._encode(Draining()))
         try:
             for num_frames in itertools.count(1):
                 if self._failure is not None:
                     break
-                self._take(gateway, await connection.receive())
+                self._inbox.take(gateway, await connection.receive())
                 if num_frames % FAIR_TURN_FRAMES == 0:
                     await asyncio.sleep(0)
             connection.close(self._failure or "")
@@ -273,49 +296,13 @@ class EngineFront:
             self._ranks.send(GatewayGone(gateway.source))
             self._grant()
 
-    def _take(self, gateway: GatewayLink, payload: bytes) -> None:
-        message = self._decode(payload)
-        if isinstance(message, Abort):
-            if self._open.can_abort(gateway.source, message.request_id):
-                self._ranks.send(FromGateway(gateway.source, payload))
-            return
-        if isinstance(message, GetSnapshot):
-            gateway.ask_snapshot()
-            return
-        if isinstance(message, Query):
-            self._answer(gateway, message)
-            return
-        if isinstance(message, Demand):
-            self._ledger.set_demand(gateway.source, message.num_waiting)
-        elif isinstance(message, ReturnCredits):
-            self._ledger.returned(gateway.source, message.num_credits)
-        else:
-            self._submit(gateway.source, message, payload)
-        self._grant()
-
-    def _answer(self, gateway: GatewayLink, query: Query) -> None:
-        is_allowed = gateway.queries.allows(time.monotonic())
-        if is_allowed and query.kind == "profile":
-            order = self._profile_orders.take(gateway.source, query)
-            if isinstance(order, Record):
-                self._ranks.send(order)
-                return
-            reply = order
-        else:
-            reply = self._records.answer(query, is_allowed=is_allowed)
-        gateway.connection.send(self._encode(reply))
-
-    def _submit(self, source: int, message: Submit, payload: bytes) -> None:
-        request = message.request
-        if len(request.request_id) > MAX_REQUEST_ID_CHARS:
-            raise ProtocolError(f"a request id is longer than {MAX_REQUEST_ID_CHARS} characters")
-        self._open.submitted(source, request)
-        self._records.submitted(request)
-        self._ranks.send(FromGateway(source, payload))
-
     def _grant(self) -> None:
         for source, num_credits in self._ledger.grants(self._load).items():
             self._gateways.send(source, Grant(num_credits))
+
+    def _tell_rung(self, state: RungState) -> None:
+        self._gateways.tell(state)
+        self._grant()
 
     async def _relay(self) -> None:
         """Pass on what the step loop reports, until its process ends."""
@@ -330,14 +317,15 @@ class EngineFront:
 
     def _pass_on(self, report: StepReport) -> None:
         self._load = report.load
-        if report.is_kept_stored:
-            self._kept_stored.set()
+        if report.kept_stored is not None:
+            self._emptying.kept_stored(report.kept_stored)
+        if report.rung_change is not None:
+            self._rung.changed(report.rung_change)
         if report.events is not None:
             self._mirror.apply(report.events)
         self._follow(report)
         if report.profile is not None:
-            source, reply = self._profile_orders.finished(report.profile)
-            self._gateways.send(source, reply)
+            self._queries.recorded(report.profile)
         self._gateways.pass_on(report.frames, report.load, report.events)
         self._grant()
 
@@ -350,4 +338,5 @@ class EngineFront:
     def _fail(self, reason: str) -> None:
         logger.error("%s: %s", self._engine_id, reason)
         self._failure = reason
+        self._rung.stop()
         self._gateways.close(reason)

@@ -33,6 +33,8 @@ class GatewayLink:
         self.source = source
         self.connection = connection
         self.is_load_stale = False
+        self.has_successor = True
+        """As it said last: others could go on with its requests."""
         self.queries = RateLimit(burst=16, per_s=8)
         self._snapshot = snapshot
         self._encode = msgspec.msgpack.Encoder().encode

@@ -31,6 +31,11 @@ class Gateways:
     def __len__(self) -> int:
         return len(self._links)
 
+    @property
+    def have_successor(self) -> bool:
+        """All of them know of another engine that could go on with their requests."""
+        return all(gateway.has_successor for gateway in self._links.values())
+
     def enter(self, gateway: GatewayLink) -> None:
         self._links[gateway.source] = gateway
 

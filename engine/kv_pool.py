@@ -3,9 +3,11 @@
 All KV groups take blocks from it. A block serves one group at a time and holds the KV of all its
 layers, so the n-th layers of all groups share a view and differ by their block tables.
 
-Must not know sequences or who owns a block.
+While the replica sleeps the pool has no memory, but its views stay; on the CPU the addresses are
+the same ones afterwards. Must not know sequences or who owns a block.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -30,9 +32,12 @@ class KvPool:
             geometry.num_kv_heads,
             geometry.head_dim,
         )
+        self._num_bytes = math.prod(shape) * dtype.itemsize
+        self._mapped: huge_pages.MappedMemory | None = None
         if device.type == "cpu":
-            # Touched now: the kernel clears a page at its first write, for milliseconds of a step.
-            self._blocks = huge_pages.empty(shape, dtype).zero_()
+            self._mapped = huge_pages.MappedMemory(self._num_bytes)
+            self._mapped.touch()
+            self._blocks = self._mapped.content.view(dtype).view(shape)
         else:
             self._blocks = torch.empty(shape, dtype=dtype, device=device)
         views = self._blocks.flatten(1, 2).unbind(0)
@@ -44,6 +49,24 @@ class KvPool:
         )
         """Per layer [num_blocks * block_size, 2, num_kv_heads, head_dim]: row ``b * block_size +
         i`` holds key and value of token ``i`` of block ``b``."""
+
+    def free(self) -> None:
+        """Give the memory back. Nobody reads or writes a view until ``allocate``."""
+        if self._mapped is not None:
+            self._mapped.free()
+            return
+        self._blocks.untyped_storage().resize_(0)  # views share the storage, and follow it
+        if self._blocks.is_cuda:
+            torch.cuda.empty_cache()
+
+    def allocate(self) -> None:
+        """Have the memory again after ``free``, with nothing of use in it. Raises what torch raises
+        where there is too little.
+        """
+        if self._mapped is not None:
+            self._mapped.touch()
+        else:
+            self._blocks.untyped_storage().resize_(self._num_bytes)
 
     @property
     def block_rows(self) -> Tensor:

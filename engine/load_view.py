@@ -2,6 +2,8 @@
 
 import math
 
+import msgspec
+
 from cache_tiers.messages import RecomputeCost
 from engine.block_manager import BlockManager
 from engine.load_meter import LoadMeter
@@ -51,6 +53,11 @@ def make_load_view(
             decodes, start=0, num_prompts=max(1, num_prompts)
         ),
     )
+
+
+def without_pool(load: LoadView) -> LoadView:
+    """``load`` of an engine that sleeps: what it knows of its speed, and no block to hand out."""
+    return msgspec.structs.replace(load, num_free_blocks=0, num_empty_blocks=0)
 
 
 def make_recompute_cost(load: LoadView) -> RecomputeCost:

@@ -17,6 +17,8 @@ from typing import Literal
 import msgspec
 
 from cache_tiers.messages import PeerAddress
+from cache_tiers.rung import Rung
+from engine.rung_messages import RungOrder, RungState, Successor
 
 
 class ServiceClass(IntEnum):
@@ -52,6 +54,10 @@ class FinishReason(StrEnum):
     """``timeout_s`` ran out inside the engine."""
     ERROR = "error"
     """The engine failed; ``TokenDelta.error`` says how, in words fit for a client."""
+    MOVED = "moved"
+    """The replica leaves or goes to sleep, and another one is to go on from the tokens so far. Seen
+    by gateways only.
+    """
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -355,6 +361,10 @@ class ModelCard(msgspec.Struct, frozen=True, tag="card"):
     """Engines of one node share its tiers."""
     node_cache: PeerAddress | None = None
     """Where other nodes get KV from this one's; None: it has no tiers."""
+    started_from: Rung = Rung.COLD
+    """How warm the weights stood on the node when the replica was asked for."""
+    start_s: float = 0.0
+    """From then until it was ready; 0 while unknown."""
 
 
 LOAD_PERIOD_S = 0.1
@@ -384,7 +394,7 @@ class Peers(msgspec.Struct, frozen=True, tag="peers"):
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
-    """The replica leaves: it grants no more credits; running requests go on to their end."""
+    """The replica leaves: it grants no more credits; requests end here, or are ``MOVED``."""
 
 
 class Demand(msgspec.Struct, frozen=True, tag="demand"):
@@ -452,5 +462,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """There were too many queries to look; a moment later it may be known."""
 
 
-GatewayMessage = Demand | ReturnCredits | Submit | Abort | GetSnapshot | Query
-EngineMessage = ModelCard | CacheSnapshot | StepFrame | Grant | Peers | Draining | Reply
+GatewayMessage = (
+    Demand | ReturnCredits | Submit | Abort | GetSnapshot | Query | RungOrder | Successor
+)
+EngineMessage = ModelCard | CacheSnapshot | StepFrame | Grant | Peers | Draining | RungState | Reply

@@ -1,6 +1,9 @@
 """Makes the model card: what gateways must know of the model behind this engine."""
 
+from typing import NamedTuple
+
 from cache_tiers.keys import BlockKey, KeySalt, root_key
+from cache_tiers.messages import PeerAddress
 from engine.checkpoints.store import Checkpoint
 from engine.config import EngineConfig, EngineSpec
 from engine.kv_geometry import KV_LAYOUT
@@ -22,10 +25,29 @@ def model_root_key(config: EngineConfig, checkpoint: Checkpoint) -> BlockKey:
     )
 
 
+class Node(NamedTuple):
+    """Where a replica runs, as gateways are told."""
+
+    node_id: str = ""
+    cache_address: PeerAddress | None = None
+    """Of its cache, for other nodes'."""
+
+
+NOWHERE = Node()
+
+
 def make_model_card(
-    spec: EngineSpec, checkpoint: Checkpoint, ready: Ready, *, engine_id: str
+    spec: EngineSpec,
+    checkpoint: Checkpoint,
+    ready: Ready,
+    *,
+    engine_id: str,
+    node: Node = NOWHERE,
+    start_s: float = 0.0,
 ) -> ModelCard:
-    """Reads the tokenizer; what depends on the loaded model comes from ``ready``."""
+    """Reads the tokenizer; what depends on the loaded model comes from ``ready``.
+    ``start_s``: since the replica was asked for; 0: not measured.
+    """
     return ModelCard(
         engine_id=engine_id,
         model=spec.model,
@@ -44,4 +66,8 @@ def make_model_card(
         created_s=int(checkpoint.weights_paths[0].stat().st_mtime),
         sampling_defaults=checkpoint.sampling_defaults,
         max_num_seqs=spec.config.max_num_seqs,
+        node_id=node.node_id,
+        node_cache=node.cache_address,
+        started_from=spec.started_from,
+        start_s=start_s,
     )

@@ -120,6 +120,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     longest_gc_pause_s: float = 0.0
     tiers: TierStats | None = None
     """None without tiers."""
+    num_moved: int = 0
+    """Samples that other replicas were to go on with."""
 
 
 class MemoryBytes(msgspec.Struct, frozen=True, array_like=True):

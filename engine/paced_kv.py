@@ -36,8 +36,17 @@ class PacedKv:
 
     def __init__(self, num_blocks: int, block_size_tokens: int) -> None:
         self._block_size = block_size_tokens
-        self._blocks = [_KvBlock() for _ in range(num_blocks)]
-        self._num_holders = [0] * num_blocks
+        self._num_blocks = num_blocks
+        self.allocate()
+
+    def allocate(self) -> None:
+        """All blocks anew: nothing was written, nobody holds one."""
+        self._blocks = [_KvBlock() for _ in range(self._num_blocks)]
+        self._num_holders = [0] * self._num_blocks
+
+    def free(self) -> None:
+        """There are no blocks until ``allocate``."""
+        self._blocks, self._num_holders = [], []
 
     def hold(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from cache_tiers.block_image import ImageLayout
+from cache_tiers.rung import Rung
 from engine.config import PacedConfig
 from engine.errors import EngineConfigError, KvMismatchError, StepOutOfMemory
 from engine.kv_images import RankImages
@@ -57,6 +58,7 @@ class PacedRunner:
         eos_token_ids: Collection[int],
         windows: Sequence[int | None] = (None,),
         rank: int = 0,
+        started_from: Rung = Rung.COLD,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,6 +79,11 @@ class PacedRunner:
         self._slots: dict[int, _Slot] = {}
         self._rank = rank
         self._transfer: PacedTransfer | None = None
+        start_s = config.start_s
+        if started_from >= Rung.STAGED and config.staged_start_s is not None:
+            start_s = config.staged_start_s
+        if start_s > 0:
+            sleep(start_s)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; takes the profiled time, its own bookkeeping included, and what moving KV
@@ -142,11 +149,19 @@ class PacedRunner:
         """No image is in use between steps."""
         self._transfer = None
 
+    def free_kv(self) -> None:
+        self._slots.clear()  # the blocks in their tables are no more
+        self._kv.free()
+
+    def allocate_kv(self) -> None:
+        """Takes ``wake_s``."""
+        self._sleep(self._config.wake_s)
+        self._kv.allocate()
+
     def close(self) -> None:
         """Forget everything."""
-        self._slots.clear()
+        self.free_kv()
         self._transfer = None
-        self._kv = PacedKv(0, self._block_size)
 
     @property
     def _attached(self) -> PacedTransfer:

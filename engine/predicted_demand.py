@@ -67,7 +67,8 @@ class PredictedDemand:
         if not sequence.sampling.stop_token_ids:
             return
         next_trial = self._next_trial(sequence)
-        if sequence.finish_reason in (FinishReason.LENGTH, FinishReason.ERROR):
+        cut = (FinishReason.LENGTH, FinishReason.ERROR, FinishReason.MOVED)
+        if sequence.finish_reason in cut:
             self.lengths.observe_growth(next_trial, num_tokens)
         else:
             # An answer that its client or its deadline ends needs no more blocks either.

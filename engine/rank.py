@@ -8,12 +8,14 @@ its parent, or rank 0, is gone: rank 0 the step loop, the others one that follow
 import argparse
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -33,6 +35,8 @@ from engine.observations import MemoryBytes
 from engine.profiling import StepProfiler
 from engine.rank_messages import Failed, Loaded, RankEvent, Ready
 from engine.runner import LoadedRunner, check_start, create_runner
+from engine.sleeper import Sleeper
+from engine.start_stages import StageClock
 from engine.step import ModelRunner
 from engine.step_loop import StepLoop
 from engine.tier_setup import use_node_cache
@@ -65,20 +69,25 @@ class _Place:
     links: list[socket.socket]
     """On rank 0 to each of the others, elsewhere to rank 0."""
     rendezvous: Path | None
+    spawned_s: float
+    """When it was asked for, by the monotonic clock that all processes share."""
 
 
-def main() -> int:
-    arguments = _parse()
+def main(words: Sequence[str] | None = None) -> int:
+    """``words``: in place of the command line's."""
+    arguments = _parse(words)
     label = f"rank {arguments.rank}: " if arguments.link_fd else ""
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s: {label}%(message)s"
     )
-    _die_with_parent(arguments.parent_pid)
+    if arguments.parent_pid is not None:
+        _die_with_parent(arguments.parent_pid)
     front = SyncPipe(socket.socket(fileno=arguments.fd))
     links = [socket.socket(fileno=fd) for fd in arguments.link_fd]
     loop: _Loop | None = None
     try:
-        loop = _load(front, _Place(arguments.rank, links, arguments.rendezvous))
+        place = _Place(arguments.rank, links, arguments.rendezvous, arguments.spawned_s)
+        loop = _load(front, place)
         loop.run()
     except ConnectionClosed as closed:
         logger.info("this process is not needed any more: %s", closed.reason)
@@ -90,26 +99,34 @@ def main() -> int:
     return 1
 
 
-def _parse() -> argparse.Namespace:
+def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine.rank")
     parser.add_argument("--fd", type=int, required=True, help="socket to the engine's front")
-    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, help="whose end is this process's, too")
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--spawned-s", type=float, required=True)
     parser.add_argument("--link-fd", type=int, action="append", default=[])
     parser.add_argument("--rendezvous", type=Path, help="folder where the ranks find each other")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def _load(front: SyncPipe, place: _Place) -> _Loop:
     started_s = time.monotonic()
+    stages = StageClock(place.spawned_s)
     frames = front.poll(_FIRST_FRAME_TIMEOUT_S)
     if not frames:
         raise EngineError("the front did not say what to load")
     spec = EngineSpec.model_validate_json(frames[0])
     rank = RankSpec(place.rank, spec.config.tensor_parallel_size)
+    stages.end("process")
+    _import_torch(spec)
+    stages.end("imports")
     if rank.rank == 0:  # the others wait to be joined, and load afterwards
         check_start(spec)
-    loaded = create_runner(spec, rank, _join_ranks(spec, rank, place.rendezvous))
+    collectives = _join_ranks(spec, rank, place.rendezvous)
+    if collectives is not None:
+        stages.end("join")
+    loaded = create_runner(spec, rank, collectives, stages)
     load_time_s = time.monotonic() - started_s
     garbage = GarbageCollector()
     if rank.rank > 0:
@@ -125,10 +142,20 @@ def _load(front: SyncPipe, place: _Place) -> _Loop:
         )
     runner = BroadcastRunner(loaded.runner, place.links) if rank.size > 1 else loaded.runner
     engine, ready = _warm_engine(spec, loaded, runner, load_time_s)
+    stages.end("warm_up")
     use_node_cache(engine, spec, loaded, runner)
     garbage.take_over()
-    _say(front, ready)
-    return StepLoop(engine, front, garbage, StepProfiler(loaded.probe))
+    stages.end("node_cache")
+    _say(front, msgspec.structs.replace(ready, stages=stages.stages))
+    sleeper = Sleeper(engine, runner, num_host_bytes=_host_pool_bytes(spec, loaded))
+    return StepLoop(engine, front, garbage, StepProfiler(loaded.probe), sleeper)
+
+
+def _import_torch(spec: EngineSpec) -> None:
+    """And all else that is imported later; a paced rank needs none of it."""
+    if spec.config.runner != "paced":
+        import engine.torch_loading  # noqa: F401
+    gc.freeze()  # it lives for ever: looking through it takes 0.1 s
 
 
 def _join_ranks(spec: EngineSpec, rank: RankSpec, rendezvous: Path | None) -> "Collectives | None":
@@ -175,6 +202,13 @@ def _warm_engine(
         warm_up_time_s=time.monotonic() - started_s,
         memory=_memory_bytes(loaded.memory) if loaded.memory is not None else None,
     )
+
+
+def _host_pool_bytes(spec: EngineSpec, loaded: LoadedRunner) -> int:
+    """What the KV pools of all ranks take of the machine's memory."""
+    if loaded.memory is None or spec.config.device != "cpu":
+        return 0
+    return loaded.memory.kv_pool_bytes * spec.config.tensor_parallel_size
 
 
 def _memory_bytes(memory: MemoryReport) -> MemoryBytes:

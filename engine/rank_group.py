@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.config import EngineSpec, RankSpec
 from engine.errors import EngineDeadError
 from engine.rank_messages import RankCommand, Ready, StepReport
-from engine.rank_process import RankProcess
+from engine.rank_process import RANK_MODULE, RankProcess
 from wire.errors import ConnectionClosed
 
 MAX_SILENCE_S = 30.0
@@ -37,7 +37,7 @@ class RankGroup:
         *,
         max_silence_s: float = MAX_SILENCE_S,
         folder: Path | None = None,
-        rank_module: str = "engine.rank",
+        rank_module: str = RANK_MODULE,
     ) -> None:
         """Several ranks meet in a private folder below ``folder``, or the one for temporary files;
         ``stop`` removes it. ``rank_module`` is what Python runs for each.
@@ -79,7 +79,7 @@ class RankGroup:
         """
         size = spec.config.tensor_parallel_size
         self._ranks = [RankProcess(RankSpec(rank, size), self._rank_module) for rank in range(size)]
-        self._spawn()
+        self._spawn(spec.forge_socket)
         loads = [asyncio.create_task(rank.load(spec)) for rank in self._ranks]
         try:
             ready, *_ = await asyncio.gather(*loads)
@@ -132,16 +132,18 @@ class RankGroup:
         if self._rendezvous is not None:
             shutil.rmtree(self._rendezvous, ignore_errors=True)
 
-    def _spawn(self) -> None:
+    def _spawn(self, forge: Path | None) -> None:
         """Rank 0 gets one end of a socket pair to each of the others, which get the other end."""
         followers = self._ranks[1:]
         if followers:
             self._rendezvous = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._folder))
         with contextlib.ExitStack() as stack:
             links = [tuple(map(stack.enter_context, socket.socketpair())) for _ in followers]
-            self._ranks[0].spawn([leader for leader, _ in links], self._rendezvous)
+            self._ranks[0].spawn([leader for leader, _ in links], self._rendezvous, forge)
+            if not self._ranks[0].is_forged:  # one wait for a forge that hangs is enough
+                forge = None
             for rank, (_, follower) in zip(followers, links, strict=True):
-                rank.spawn([follower], self._rendezvous)
+                rank.spawn([follower], self._rendezvous, forge)
 
     async def _listen(self, follower: RankProcess) -> None:
         """A follower reports nothing until it fails."""

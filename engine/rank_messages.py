@@ -7,6 +7,8 @@ bytes and only counts. A *source* is the number that the front gave to a gateway
 import msgspec
 
 from cache_tiers.block_image import ImageLayout
+from cache_tiers.rung import Rung
+from cache_tiers.weights.messages import Stage
 from engine.messages import CacheEvents, LoadView
 from engine.observations import EngineStats, MemoryBytes, RequestNote, StepRecord
 from engine.profile import Profile, ProfileOrder
@@ -34,8 +36,42 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag="record"):
 
 class StoreKept(msgspec.Struct, frozen=True, array_like=True, tag="store_kept"):
     """The replica leaves: let the node's cache have all that only the accelerator keeps; a
-    ``StepReport`` says when it has.
+    ``StepReport`` says when it has. A later one takes the place of one that is not done.
     """
+
+    number: int
+
+
+class HandOver(msgspec.Struct, frozen=True, array_like=True, tag="hand_over"):
+    """The replica leaves or goes to sleep: requests end with ``MOVED``, those that come from now on
+    at once. Those with several samples of which one has begun go on to their end.
+    """
+
+    only_waiting: bool
+    """Those that run go on."""
+
+
+class Stay(msgspec.Struct, frozen=True, array_like=True, tag="stay"):
+    """The replica stays after all: requests that come are served."""
+
+
+class Sleep(msgspec.Struct, frozen=True, array_like=True, tag="sleep"):
+    """Give the KV pool's memory back, and forget all prefixes. Nobody is here, and a ``HandOver``
+    holds. A ``StepReport`` brings the ``RungChange``.
+    """
+
+
+class Wake(msgspec.Struct, frozen=True, array_like=True, tag="wake"):
+    """Have a KV pool again and serve. A ``StepReport`` brings the ``RungChange``."""
+
+
+class RungChange(msgspec.Struct, frozen=True, array_like=True):
+    """What a ``Sleep`` or ``Wake`` did."""
+
+    rung: Rung
+    """Where the ranks stand now."""
+    failure: str | None = None
+    """Why not where they should; one line that says what is missing."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -53,6 +89,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     warm_up_time_s: float
     memory: MemoryBytes | None = None
     """Of each rank; None for a runner that holds no model."""
+    stages: tuple[Stage, ...] = ()
+    """What the start of rank 0 took, in order."""
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
@@ -96,8 +134,9 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     notes: list[RequestNote] = []
     profile: Profile | None = None
     """What a ``Record`` asked for."""
-    is_kept_stored: bool = False
-    """What a ``StoreKept`` asked for is done, as far as there was room."""
+    kept_stored: int | None = None
+    """The number of the ``StoreKept`` that is done, as far as there was room."""
+    rung_change: RungChange | None = None
 
 
 class PlanFrame(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
@@ -122,6 +161,21 @@ class LeaveArena(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
     """
 
 
+class FreeKv(msgspec.Struct, frozen=True, array_like=True, tag="free_kv"):
+    """From rank 0 to each of the others: ``KvMemory.free_kv``. Answered by ``KvDone``."""
+
+
+class AllocateKv(msgspec.Struct, frozen=True, array_like=True, tag="allocate_kv"):
+    """From rank 0 to each of the others: ``KvMemory.allocate_kv``. Answered by ``KvDone``."""
+
+
+class KvDone(msgspec.Struct, frozen=True, array_like=True, tag="kv_done"):
+    """To rank 0."""
+
+    failure: str | None = None
+    """Why this rank has no memory for its part of the pool."""
+
+
 class Transferred(msgspec.Struct, frozen=True, array_like=True, tag="transferred"):
     """To rank 0: the stores of this rank's shards are done, and so are its loads."""
 
@@ -137,7 +191,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
     """Why this rank can't use the arena."""
 
 
-RankCommand = FromGateway | GatewayGone | Record | StoreKept
+RankCommand = FromGateway | GatewayGone | Record | StoreKept | HandOver | Stay | Sleep | Wake
 RankEvent = Ready | Loaded | Failed | StepReport
-FromLeader = PlanFrame | JoinArena | LeaveArena
-FromFollower = Transferred | Joined
+FromLeader = PlanFrame | JoinArena | LeaveArena | FreeKv | AllocateKv
+FromFollower = Transferred | Joined | KvDone

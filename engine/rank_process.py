@@ -1,43 +1,64 @@
 """The handle of one rank's process: starts it, talks to it, sees how it is, ends it.
 
-A child process and not a Ray actor: child actors take 6.5 to 10.5 s to start. It inherits which
-devices are visible. Must not know the other ranks (``engine.rank_group``). Imports no torch.
+A child process, or one that the node's forge forks; not a Ray actor: child actors take 6.5 to
+10.5 s to start. It inherits which devices are visible. Must not know the other ranks
+(``engine.rank_group``). Imports no torch.
 """
 
 import asyncio
-import os
+import logging
 import signal
 import socket
-import subprocess
-import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import psutil
 
 from engine.config import EngineSpec, RankSpec
 from engine.errors import EngineStartError
+from engine.forge.client import ForgeUnavailable, fork_rank
 from engine.rank_messages import Failed, Loaded, RankCommand, RankEvent, Ready, StepReport
+from engine.spawned_process import SpawnedProcess
 from wire.connection import Connection, adopt
 from wire.errors import ConnectionClosed
 from wire.limits import Limits
 
-_SOURCE_ROOT = Path(__file__).resolve().parents[1]
+logger = logging.getLogger(__name__)
+
+RANK_MODULE = "engine.rank"
 _PIPE_LIMITS = Limits(heartbeat_period_s=None)
 _END_TIMEOUT_S = 1.0
 """A process whose pipe closed is gone by then."""
 _POLL_S = 0.02
 
 
+class _Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def is_running(self) -> bool: ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, or if nobody can tell; negative: the signal that killed it."""
+
+    def kill(self) -> None:
+        """Also a stopped one; fine if it is gone."""
+
+
 class RankProcess:
     """Call order: ``spawn``, ``load``, then ``send`` and ``receive``, then ``stop`` in any case."""
 
-    def __init__(self, rank: RankSpec, module: str = "engine.rank") -> None:
-        """``module``: what Python runs; a benchmark has a rank of its own."""
+    def __init__(self, rank: RankSpec, module: str = RANK_MODULE) -> None:
+        """``module``: what Python runs; a benchmark has a rank of its own, and no forge for it."""
         self._rank = rank
         self._module = module
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Process | None = None
+        self._is_forged = False
         self._socket: socket.socket | None = None
         self._connection: Connection | None = None
         self._is_loaded = False
@@ -52,7 +73,12 @@ class RankProcess:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_running
+
+    @property
+    def is_forged(self) -> bool:
+        """Whether the forge started it."""
+        return self._is_forged
 
     @property
     def is_stopped(self) -> bool:
@@ -65,7 +91,7 @@ class RankProcess:
     @property
     def was_killed(self) -> bool:
         """Whether a signal ended it."""
-        code = self._process.poll() if self._process is not None else None
+        code = self._process.exit_code if self._process is not None else None
         return code is not None and code < 0
 
     @property
@@ -81,26 +107,34 @@ class RankProcess:
             return "the step loop's process"
         return f"the process of rank {self._rank.rank}"
 
-    def spawn(self, links: Sequence[socket.socket] = (), rendezvous: Path | None = None) -> None:
+    def spawn(
+        self,
+        links: Sequence[socket.socket] = (),
+        rendezvous: Path | None = None,
+        forge: Path | None = None,
+    ) -> None:
         """Start the process, which gets ``links`` to other ranks and meets them at ``rendezvous``.
+        If there is a ``forge`` it forks the process; where it can't, an interpreter is started.
 
         Call from a thread that lives as long as the process shall: Linux takes the end of the
         thread for the end of the parent.
         """
-        self._socket, theirs = socket.socketpair()
-        arguments = ["--fd", theirs.fileno(), "--parent-pid", os.getpid(), "--rank", self._rank[0]]
-        for link in links:
-            arguments += ["--link-fd", link.fileno()]
+        arguments = ["--rank", str(self._rank.rank), "--spawned-s", str(time.monotonic())]
         if rendezvous is not None:
-            arguments += ["--rendezvous", rendezvous]
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, *map(str, arguments)],
-                pass_fds=[sock.fileno() for sock in (theirs, *links)],
-                cwd=_SOURCE_ROOT,  # where -m finds the package, installed or not
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the parent, which drains first
-            )
+            arguments += ["--rendezvous", str(rendezvous)]
+        if forge is not None and self._module == RANK_MODULE:
+            try:
+                with self._new_pipe() as theirs:
+                    descriptors = [sock.fileno() for sock in (theirs, *links)]
+                    self._process = fork_rank(forge, arguments, descriptors)
+                self._is_forged = True
+                return
+            except ForgeUnavailable as reason:
+                logger.warning("%s starts an interpreter of its own: %s", self.name, reason)
+        # Another pipe: a forge that hangs may have got an end of the first one.
+        with self._new_pipe() as theirs:
+            descriptors = [sock.fileno() for sock in (theirs, *links)]
+            self._process = SpawnedProcess(self._module, arguments, descriptors)
 
     async def load(self, spec: EngineSpec) -> Ready | Loaded:
         """Wait until rank 0 is warm, or another one has loaded. Raises ``EngineStartError``."""
@@ -140,9 +174,11 @@ class RankProcess:
         if self._last_words is not None:
             return self._last_words
         await self._wait(_END_TIMEOUT_S)
-        code = self._process.returncode if self._process is not None else None
-        if code is None:
+        if self.is_running:
             return f"{self.name} closed its pipe without ending"
+        code = self._process.exit_code if self._process is not None else None
+        if code is None:
+            return f"{self.name} ended; how is not known, since the node's forge ended before"
         if code == -signal.SIGKILL:
             return f"{self.name} was killed: too little memory for model and KV pool?"
         if code < 0:
@@ -151,7 +187,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """End the process at once, also a stopped one."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._process.kill()
 
     async def stop(self, grace_s: float) -> None:
@@ -164,6 +200,13 @@ class RankProcess:
             await self._wait(grace_s)
         self.kill()
         await self._wait(_END_TIMEOUT_S)
+
+    def _new_pipe(self) -> socket.socket:
+        """The process's end."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, theirs = socket.socketpair()
+        return theirs
 
     async def _receive(self) -> Ready | Loaded | StepReport:
         assert self._connection is not None

@@ -10,6 +10,7 @@ from engine.available_memory import available_memory_bytes
 from engine.checkpoints.store import Checkpoint, open_checkpoint
 from engine.config import EngineConfig, EngineSpec, RankSpec
 from engine.kv_geometry import KvGeometry
+from engine.kv_memory import ReplicaRunner
 from engine.memory_report import (
     MemoryReport,
     check_device_memory,
@@ -19,7 +20,7 @@ from engine.memory_report import (
 from engine.models.registry import read_model_config
 from engine.paced_runner import PacedRunner
 from engine.sizing import engine_geometry, estimate_memory, size_engine
-from engine.step import ModelRunner
+from engine.start_stages import StageClock
 from engine.step_probe import StepProbe
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _ONLY_RANK = RankSpec()
 class LoadedRunner:
     """A runner ready for its first plan, and the facts of its model."""
 
-    runner: ModelRunner
+    runner: ReplicaRunner
     checkpoint: Checkpoint
     """Tokenizer, chat template and special tokens."""
     geometry: KvGeometry
@@ -68,17 +69,22 @@ def check_start(spec: EngineSpec) -> None:
 
 
 def create_runner(
-    spec: EngineSpec, rank: RankSpec = _ONLY_RANK, collectives: "Collectives | None" = None
+    spec: EngineSpec,
+    rank: RankSpec = _ONLY_RANK,
+    collectives: "Collectives | None" = None,
+    stages: StageClock | None = None,
 ) -> LoadedRunner:
     """Open the checkpoint, size the KV pool, load the weights, log what the memory is for.
 
     Of several ranks each calls this, with ``rank`` and its ``collectives`` (None for a paced
-    runner): it loads its part, and its results are empty unless it is rank 0.
+    runner): it loads its part, and its results are empty unless it is rank 0. ``stages`` gets what
+    its parts took.
 
     Raises `CheckpointError` (missing, corrupt, not the pinned weights, unsupported model) or
     `EngineConfigError` (context, device or its memory don't fit), each in one line that says
     what to change. The machine's memory is held against it by `check_start`.
     """
+    stages = stages or StageClock()
     checkpoint = open_checkpoint(spec.checkpoint, weights_sha256=spec.weights_sha256)
     config = spec.config
     model_config = read_model_config(checkpoint.config)
@@ -86,7 +92,8 @@ def create_runner(
     size = size_engine(config, checkpoint)
     memory = None
     probe = StepProbe(has_torch=config.runner != "paced", device=config.device)
-    runner: ModelRunner
+    stages.end("checkpoint")
+    runner: ReplicaRunner
     if config.runner == "paced":
         runner = PacedRunner(
             config.paced,
@@ -96,7 +103,9 @@ def create_runner(
             eos_token_ids=checkpoint.eos_token_ids,
             windows=[group.window for group in geometry.groups],
             rank=rank.rank,
+            started_from=spec.started_from,
         )
+        stages.end("weights")
     else:
         memory = estimate_memory(config, checkpoint)
         from engine.torch_loading import load_torch_runner
@@ -112,7 +121,9 @@ def create_runner(
             max_request_tokens=size.max_request_tokens,
             collectives=collectives if rank.size > 1 else None,
             probe=probe,
+            stages=stages,
         )
+        stages.end("workspace")
         log_memory(config, memory, max_model_len=size.max_model_len)
     return LoadedRunner(
         runner=runner,

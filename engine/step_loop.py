@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.errors import EngineDeadError
 from engine.garbage import GarbageCollector
 from engine.messages import (
@@ -26,14 +26,22 @@ from engine.messages import (
 from engine.observations import EngineStats
 from engine.profiling import StepProfiler
 from engine.rank_messages import (
+    FromGateway,
     GatewayGone,
+    HandOver,
     RankCommand,
     Record,
+    RungChange,
+    Sleep,
     SourceFrame,
+    Stay,
     StepReport,
     StoreKept,
+    Wake,
 )
 from engine.request_limits import num_places
+from engine.sleeper import Sleeper
+from engine.step_output import StepOutput
 from wire.pipe import SyncPipe, wait_any
 
 IDLE_POLL_S = 1.0
@@ -77,15 +85,21 @@ class StepLoop:
         pipe: SyncPipe,
         garbage: GarbageCollector | None = None,
         profiler: StepProfiler | None = None,
+        sleeper: Sleeper | None = None,
     ) -> None:
+        """``sleeper``: None for an engine that is never told to sleep."""
         self._engine = engine
         self._profiler = profiler or StepProfiler()
         self._garbage = garbage or GarbageCollector()
         self._pipe = pipe
+        self._sleeper = sleeper
         self._open: dict[str, _OpenRequest] = {}
         self._refused: list[_Refused] = []
         self._num_submits_taken = 0
-        self._is_storing_kept = False
+        self._storing_kept: int | None = None
+        """Number of the ``StoreKept`` that is not done."""
+        self._rung_change: RungChange | None = None
+        """To be told with a step, which tells what the prefix cache lost."""
         self._is_auditing = False
         """An idle loop then goes on at once, slice by slice."""
         self._encode = msgspec.msgpack.Encoder().encode
@@ -111,9 +125,11 @@ class StepLoop:
         for frame in self._wait() if is_idle else self._pipe.poll(0.0):
             self._apply(self._decode_command(frame))
         self._poll_tiers()
-        if self._engine.has_work or self._refused or self._profiler.is_ready():
+        has_news = self._refused or self._rung_change is not None or self._profiler.is_ready()
+        if self._engine.has_work or has_news:
             self._profiler.begin_step()
-            report = self._report(self._engine.step())
+            rung_change, self._rung_change = self._rung_change, None
+            report = self._report(self._engine.step(), rung_change)
             self._pipe.send(self._encode(report))
             self._profiler.end_step(report.record)
             if self._engine.num_failed_steps >= MAX_FAILED_STEPS:
@@ -154,17 +170,17 @@ class StepLoop:
 
     def _tell_kept_stored(self) -> None:
         tiers = self._engine.tiers
-        if self._is_storing_kept and (tiers is None or tiers.writer.num_wanted == 0):
-            self._is_storing_kept = False
-            self._tell(None, is_kept_stored=True)
+        if self._storing_kept is not None and (tiers is None or tiers.writer.num_wanted == 0):
+            number, self._storing_kept = self._storing_kept, None
+            self._tell(None, kept_stored=number)
 
-    def _tell(self, events: CacheEvents | None, *, is_kept_stored: bool = False) -> None:
+    def _tell(self, events: CacheEvents | None, *, kept_stored: int | None = None) -> None:
         """Report without a step."""
         engine = self._engine
         # Who was taken is told with how many were.
         output = StepOutput([], events, engine.load, engine.stats, notes=engine.take_notes())
         report = self._report(output)
-        report = msgspec.structs.replace(report, is_kept_stored=is_kept_stored)
+        report = msgspec.structs.replace(report, kept_stored=kept_stored)
         self._pipe.send(self._encode(report))
 
     def _apply(self, command: RankCommand) -> None:
@@ -175,11 +191,30 @@ class StepLoop:
             return
         if isinstance(command, StoreKept):
             self._engine.store_kept()
-            self._is_storing_kept = True
+            self._storing_kept = command.number
             return
         if isinstance(command, Record):
             self._profiler.start(command.order)
             return
+        if isinstance(command, FromGateway):
+            self._take_message(command)
+        else:
+            self._go(command)
+
+    def _go(self, command: HandOver | Stay | Sleep | Wake) -> None:
+        """Down or up the ladder."""
+        assert self._sleeper is not None, "nobody can put this engine to sleep"
+        match command:
+            case HandOver():
+                self._engine.hand_over(only_waiting=command.only_waiting)
+            case Stay():
+                self._engine.stay()
+            case Sleep():
+                self._rung_change = self._sleeper.sleep()
+            case Wake():
+                self._rung_change = self._sleeper.wake()
+
+    def _take_message(self, command: FromGateway) -> None:
         message = self._decode_message(command.payload)
         if isinstance(message, Submit):
             self._submit(command.source, message)
@@ -206,7 +241,7 @@ class StepLoop:
         )
         self._engine.add(request)
 
-    def _report(self, output: StepOutput) -> StepReport:
+    def _report(self, output: StepOutput, rung_change: RungChange | None = None) -> StepReport:
         deltas_of: defaultdict[int, list[TokenDelta]] = defaultdict(list)
         num_finished_of: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(ServiceClass))
         for refused in self._refused:
@@ -238,6 +273,7 @@ class StepLoop:
             output.record,
             output.notes,
             self._profiler.take(),
+            rung_change=rung_change,
         )
 
     def _with_pauses(self, stats: EngineStats) -> EngineStats:

@@ -4,8 +4,10 @@ from typing import Literal, NamedTuple
 
 from engine.batch_efficiency import BatchEfficiency
 from engine.block_manager import BlockManager
+from engine.messages import FinishReason
 from engine.observations import EngineStats, StepRecord
 from engine.scheduler import Scheduler
+from engine.sequence import Sequence
 from engine.step import StepPlan
 from engine.tier_desk import TierDesk
 
@@ -25,8 +27,9 @@ class StepRecorder:
     """Owner of the totals that ``EngineStats`` reports."""
 
     def __init__(self) -> None:
-        self.num_finished = 0
+        self._num_finished = 0
         """Samples that had their last delta."""
+        self._num_moved = 0
         self.num_failed_steps = 0
         self.num_leaked_blocks = 0
         self._num_steps = 0
@@ -38,6 +41,11 @@ class StepRecorder:
         self._num_reported_again = 0
         self._num_reported_padding = 0
         self._num_reported_finished = 0
+
+    def count_end(self, sequence: Sequence) -> None:
+        """It had its last delta."""
+        self._num_finished += 1
+        self._num_moved += sequence.finish_reason is FinishReason.MOVED
 
     def record(
         self,
@@ -63,7 +71,7 @@ class StepRecorder:
             num_waiting=scheduler.num_waiting,
             num_admitted=len(plan.admissions),
             num_preempted=num_preemptions - self._num_reported_preemptions,
-            num_finished=self.num_finished - self._num_reported_finished,
+            num_finished=self._num_finished - self._num_reported_finished,
             num_used_blocks=blocks.num_blocks - blocks.num_free_blocks,
             max_tokens=scheduler.limits.max_tokens,
             max_seqs=scheduler.limits.max_seqs,
@@ -89,7 +97,7 @@ class StepRecorder:
         self._num_reported_preemptions = num_preemptions
         self._num_reported_again = totals.num_recomputed_tokens
         self._num_reported_padding = totals.num_padding_tokens
-        self._num_reported_finished = self.num_finished
+        self._num_reported_finished = self._num_finished
         return record
 
     def stats(self, scheduler: Scheduler, tiers: TierDesk | None = None) -> EngineStats:
@@ -103,6 +111,7 @@ class StepRecorder:
             num_recomputed_tokens=scheduler.totals.num_recomputed_tokens,
             num_kv_tokens=scheduler.num_kv_tokens,
             batch_efficiency=self._efficiency.share,
+            num_moved=self._num_moved,
             tiers=None if tiers is None else tiers.stats(),
         )
 

@@ -33,6 +33,7 @@ from engine.probed import ProbedAttention, ProbedCollectives
 from engine.row_outputs import FollowedOutputs, RowOutputs, SampledOutputs
 from engine.sampling.kernels import SamplingKernels
 from engine.sizing import check_without_compiled
+from engine.start_stages import StageClock
 from engine.step_model import StepModel, TorchStepModel
 from engine.step_probe import StepProbe
 from engine.torch_runner import TorchRunner
@@ -49,15 +50,17 @@ def load_torch_runner(
     max_request_tokens: int,
     collectives: Collectives | None = None,
     probe: StepProbe | None = None,
+    stages: StageClock | None = None,
 ) -> TorchRunner:
     """Load the weights and allocate the pool; sets torch's threads for the whole process.
 
     Raises `EngineConfigError` if there is no compiled step, and too little memory without.
 
     With ``collectives`` this process holds the part of their rank. The pool then has as many blocks
-    as without, with the KV heads of this rank in each. Steps tell ``probe`` what they do.
+    as without, with the KV heads of this rank in each. Steps tell ``probe`` what they do,
+    ``stages`` gets what loading took.
     """
-    probe = probe or StepProbe()
+    probe, stages = probe or StepProbe(), stages or StageClock()
     if collectives is not None:
         collectives = ProbedCollectives(collectives, probe)
     rank = RankSpec() if collectives is None else collectives.rank
@@ -73,6 +76,7 @@ def load_torch_runner(
     hand_back_freed_memory()
     with torch.inference_mode():
         calls = choose_library(config, model_config, compile_cache(checkpoint.path), collectives)
+        stages.end("library")
         if calls is not None:
             probe.phase_times_ns = partial(_phase_times_ns, calls)
             loaded = _load_native(config, model_config, checkpoint, geometry, calls, collectives)
@@ -89,7 +93,9 @@ def load_torch_runner(
                 config, model_config, checkpoint, geometry, device, collectives, attention
             )
         keep_freed_memory()
+        stages.end("weights")
         kv_pool = KvPool(geometry, num_blocks, dtype=dtype, device=device)
+        stages.end("kv_pool")
         outputs: RowOutputs
         if rank.rank == 0:
             outputs = SampledOutputs(loaded.head, config.max_num_seqs, device, loaded.kernels)

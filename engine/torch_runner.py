@@ -12,7 +12,7 @@ import torch
 
 from cache_tiers.block_image import ImageLayout
 from engine.attention.base import IntArray, RaggedBatch
-from engine.errors import StepOutOfMemory
+from engine.errors import KvMemoryError, StepOutOfMemory
 from engine.kv_geometry import KvGeometry
 from engine.kv_images import RankImages
 from engine.kv_pool import KvPool
@@ -70,7 +70,7 @@ class TorchRunner:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = _first_line(error)
         # Out here no traceback holds the tensors of the step any more.
         raise StepOutOfMemory(f"a step of {plan.num_tokens} tokens ran out of memory: {reason}")
 
@@ -90,6 +90,22 @@ class TorchRunner:
         if self._transfer is not None:
             self._transfer.close()
             self._transfer = None
+
+    def free_kv(self) -> None:
+        """Weights stay where they are, also on a device: only the pool goes."""
+        with torch.inference_mode():
+            self._kv_pool.free()
+
+    def allocate_kv(self) -> None:
+        try:
+            with torch.inference_mode():
+                self._kv_pool.allocate()
+                if self._is_poisoning:
+                    self._kv_pool.poison()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise KvMemoryError(f"the KV pool finds no memory: {_first_line(error)}") from None
 
     def close(self) -> None:
         self.detach_arena()
@@ -173,3 +189,7 @@ class TorchRunner:
             if sequence.is_last_pending:
                 token_ids.append(int(self._last_sampled[sequence.slot]))
         return np.array(token_ids, dtype=np.int64)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

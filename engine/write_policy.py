@@ -37,6 +37,7 @@ class BlockWriter:
     def __init__(self, block_size_tokens: int) -> None:
         self._block_size = block_size_tokens
         self._is_open = False
+        self._is_paused = False
         self._slots: list[int] = []
         self._stored: set[bytes] = set()
         self._wanted: dict[bytes, None] = {}
@@ -77,6 +78,19 @@ class BlockWriter:
         self._evicted.clear()
         self._planned.clear()
 
+    def pause(self) -> None:
+        """The accelerator holds nothing, between plans: what waits is lost, and nothing is wanted
+        until ``resume``. Slots stay, and so does what the node holds.
+        """
+        self._is_paused = True
+        self._wanted.clear()
+        self._ahead.clear()
+        self._partials.clear()
+        self._evicted.clear()
+
+    def resume(self) -> None:
+        self._is_paused = False
+
     def grant(self, offsets: Iterable[int]) -> None:
         self._slots += offsets
 
@@ -98,7 +112,7 @@ class BlockWriter:
 
     def want(self, keys: Iterable[bytes]) -> None:
         """Store the blocks of these, as soon as there is room."""
-        if self._is_open:
+        if self._is_open and not self._is_paused:
             stored, planned = self._stored, self._planned
             new = [key for key in keys if key not in stored and key not in planned]
             self._wanted.update(dict.fromkeys(new))

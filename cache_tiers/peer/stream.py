@@ -1,10 +1,10 @@
-"""One TCP connection between two node caches: small frames, then images without a copy.
+"""One TCP connection between two node caches: small frames, then bytes without a copy.
 
-Frames are awaited on the event loop. Images go straight between their memory and the kernel in a
-thread of their own, by blocking calls that release the interpreter: neither the loop nor other
-streams wait for them, and a whole image costs one system call. Such a thread is stopped by shutting
-the socket down, which is how deadlines and cancellations reach it at once. Must not know what is
-asked for.
+Frames are awaited on the event loop. Images and chunks go straight between their memory and the
+kernel in a thread of their own, by blocking calls that release the interpreter: neither the loop
+nor other streams wait for them, and a whole image costs one system call. Such a thread is stopped
+by shutting the socket down, which is how deadlines and cancellations reach it at once. Must not
+know what is asked for.
 """
 
 import asyncio
@@ -12,13 +12,14 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from cache_tiers.block_image import BlockImage
+from cache_tiers.messages import PeerAddress
 from cache_tiers.peer.messages import MAX_FRAME_BYTES, PeerClosed, PeerFailed
 from wire.errors import HandshakeError, WireError
 from wire.frames import HEADER_BYTES, encode_frame
-from wire.handshake import MAX_HANDSHAKE_FRAME_BYTES, Handshake, refusal
+from wire.handshake import MAX_HANDSHAKE_FRAME_BYTES, Handshake, Role, refusal
 
 _MAX_BUFFERS = 1024
 """Of one ``sendmsg``: the kernel's limit."""
@@ -37,6 +38,24 @@ class Stream:
         self._socket = sock
         self._executor = executor
         self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    def to(cls, address: PeerAddress, executor: Executor) -> Self:
+        """Not connected yet: ``dial`` does that. Raises ``PeerFailed``."""
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        try:
+            return cls(socket.socket(family, socket.SOCK_STREAM), executor)
+        except OSError as error:  # too many open files
+            raise PeerFailed(f"cannot connect: {error}") from error
+
+    async def dial(self, address: PeerAddress, timeout_s: float) -> None:
+        """Connect and shake hands as a client. Raises ``PeerFailed``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.connect(address.host, address.port)
+                await self.shake_hands(Handshake(Role.CLIENT, address.secret))
+        except TimeoutError as error:
+            raise PeerFailed(f"it did not answer within {timeout_s:g} s") from error
 
     async def connect(self, host: str, port: int) -> None:
         """Raises ``PeerFailed``."""
@@ -77,8 +96,7 @@ class Stream:
         raises. Raises ``PeerFailed``.
         """
         buffers = [memoryview(encode_frame(payload)), *(image.memory for image in images)]
-        with _failures():
-            await self._in_thread(lambda: _send_all(self._socket, buffers))
+        await self.in_thread(lambda sock: _send_all(sock, buffers))
 
     async def receive_images(
         self, images: Sequence[BlockImage], on_image: Callable[[int, bool], None]
@@ -87,8 +105,29 @@ class Stream:
         that is in and whether it is sound, in a thread. Nothing is written any more when this
         returns or raises. Raises ``PeerFailed``.
         """
+        await self.in_thread(lambda sock: _receive_all(sock, images, on_image))
+
+    async def in_thread(self, function: Callable[[socket.socket], _Result]) -> _Result:
+        """Run a function that blocks on the socket, between two frames; however this ends, the
+        function has ended. Raises ``PeerFailed``.
+        """
+        self._socket.setblocking(True)
+        try:
+            future = self._loop.run_in_executor(self._executor, function, self._socket)
+        except RuntimeError as error:  # shut down, while what the peer said was still in a buffer
+            raise PeerFailed("this side has closed") from error
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            self.interrupt()
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            future.exception()  # marks it as seen
+            raise
+        self._socket.setblocking(False)
         with _failures():
-            await self._in_thread(lambda: _receive_all(self._socket, images, on_image))
+            return future.result()
 
     def is_usable(self) -> bool:
         """Whether an idle connection still stands: the peer neither closed it nor said a word."""
@@ -118,25 +157,6 @@ class Stream:
                 raise PeerClosed("it closed the connection")
             rest = rest[num_received:]
         return bytes(buffer)
-
-    async def _in_thread(self, function: Callable[[], _Result]) -> _Result:
-        """Run a function that blocks on the socket; however this ends, the function has ended."""
-        self._socket.setblocking(True)
-        try:
-            future = self._loop.run_in_executor(self._executor, function)
-        except RuntimeError as error:  # shut down, while what the peer said was still in a buffer
-            raise PeerFailed("this side has closed") from error
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError:
-            self.interrupt()
-            while not future.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([future])
-            future.exception()  # marks it as seen
-            raise
-        self._socket.setblocking(False)
-        return future.result()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ Must not know what is asked for.
 """
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -35,7 +34,7 @@ class Streams:
         """A stream for one request; it is kept unless the body raises. Raises ``PeerFailed``."""
         async with self._free:
             idle = self._take_idle()
-            stream = idle or self._make()
+            stream = idle or Stream.to(self._address, self._executor)
             self._busy.add(stream)
             try:
                 if idle is None:
@@ -70,20 +69,7 @@ class Streams:
             stream.close()
         return None
 
-    def _make(self) -> Stream:
-        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
-        try:
-            return Stream(socket.socket(family, socket.SOCK_STREAM), self._executor)
-        except OSError as error:  # too many open files
-            raise PeerFailed(f"cannot connect: {error}") from error
-
     async def _dial(self, stream: Stream) -> None:
-        try:
-            async with asyncio.timeout(self._limits.connect_timeout_s):
-                await stream.connect(self._address.host, self._address.port)
-                await stream.shake_hands(Handshake(Role.CLIENT, self._address.secret))
-        except TimeoutError as error:
-            seconds = self._limits.connect_timeout_s
-            raise PeerFailed(f"it did not answer within {seconds:g} s") from error
+        await stream.dial(self._address, self._limits.connect_timeout_s)
         if self._is_closed:
             raise PeerFailed("this side has closed")

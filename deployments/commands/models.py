@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from deployments.commands.models_warm import add_warm
 from deployments.gpus import GPUS
 
 HELP = "manage the models on this machine"
@@ -48,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--json", action="store_true", help="for scripts")
     _add_plan_arguments(inspect)
     inspect.set_defaults(act=_inspect)
+
+    add_warm(add_action)
+
+    publish = add_action("publish", help="upload a model with all that its replicas start from")
+    publish.add_argument("name", metavar="NAME")
+    publish.add_argument("target", metavar="s3://bucket/prefix")
+    publish.set_defaults(act=_publish)
 
     remove = add_action("rm", help="remove a model from this machine")
     remove.add_argument("name", metavar="NAME")
@@ -162,6 +170,16 @@ def _inspect(args: argparse.Namespace) -> int:
         plan=plan,
     )
     print(json.dumps(asdict(report), indent=2) if args.json else render_report(report))
+    return 0
+
+
+def _publish(args: argparse.Namespace) -> int:
+    from deployments.environment import headwater_home
+    from engine.weights.publish import publish
+
+    manifest = publish(args.name, args.target, home=headwater_home())
+    num_bytes = sum(entry.bytes for entry in manifest.all_files.values())
+    print(f"{args.target}: {len(manifest.all_files)} files, {num_bytes / 1e9:.2f} GB")
     return 0
 
 

@@ -15,10 +15,11 @@ from threading import Lock
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from engine.checkpoints.downloads import Downloads, RemoteFile
+from engine.checkpoints.downloads import Downloads
 from engine.checkpoints.errors import SourceUnavailable, TransferInterrupted, UnsupportedCheckpoint
 from engine.checkpoints.layout import DESCRIPTION_FILES, check_sizes, choose_files, gguf_files
 from engine.checkpoints.placement import bring_model
+from engine.checkpoints.remote_file import RemoteFile
 
 _NAME = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
@@ -82,13 +83,15 @@ class HubSource:
         return self._listing.commit
 
     def fetch(self, scratch: Path, folder: Path, *, sha256: str | None) -> str:
+        return bring_model(self.remote_files(), scratch, folder, sha256=sha256, what=self.uri)
+
+    def remote_files(self) -> list[RemoteFile]:
         listing = self._current_listing()
         if self._file is None:
             names = choose_files(_top_level(listing), where=self.uri)
         else:
             names = gguf_files(self._file, listing.sizes_bytes, where=f"hf:{self._repository}")
-        files = [self._remote_file(listing, name) for name in names]
-        return bring_model(files, scratch, folder, sha256=sha256, what=self.uri)
+        return [self._remote_file(listing, name) for name in names]
 
     def fetch_description(self, scratch: Path) -> dict[str, Path]:
         listing = self._current_listing()

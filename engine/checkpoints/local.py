@@ -1,21 +1,23 @@
 """Models on the local disk: a GGUF file, or a folder with a model in it."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from tqdm import tqdm
 
-from engine.checkpoints.downloads import RemoteFile
-from engine.checkpoints.errors import SourceUnavailable
+from engine.checkpoints.errors import CorruptCheckpoint, SourceUnavailable
 from engine.checkpoints.file_records import FileRecords
 from engine.checkpoints.gguf_config import hugging_face_config
 from engine.checkpoints.gguf_file import GgufFile, shard_paths
 from engine.checkpoints.layout import DESCRIPTION_FILES, check_sizes, choose_files
-from engine.checkpoints.manifest import entry_of_file
+from engine.checkpoints.manifest import MANIFEST_NAME, entry_of_file
 from engine.checkpoints.placement import bring_model, place_files
+from engine.checkpoints.publication import as_published
+from engine.checkpoints.remote_file import RemoteFile
 
 _PIECE_BYTES = 1 << 17
 _NUM_HASHERS = 4
@@ -66,14 +68,22 @@ class FolderSource:
         return self._path.name
 
     def stamp(self) -> str:
-        return _stamp(self._files())
+        about = [path for path in self._list() if path.name == MANIFEST_NAME]
+        return _stamp([*self._files(), *about])
 
     def fetch(self, scratch: Path, folder: Path, *, sha256: str | None) -> str:
-        files = self._files()
-        if files[0].suffix == ".gguf" or _can_link(files[0], scratch):
-            return _place_in_reach(files, scratch, folder, sha256, self.uri)
-        copied = [_copied(path) for path in files]
-        return bring_model(copied, scratch, folder, sha256=sha256, what=self.uri)
+        files = self.remote_files()
+        first = self._path / files[0].name
+        if first.suffix == ".gguf" or _can_link(first, scratch):
+            paths = [self._path / file.name for file in files]
+            expected = {file.name: file.sha256 for file in files if file.sha256 is not None}
+            return _place_in_reach(paths, scratch, folder, sha256, self.uri, expected)
+        return bring_model(files, scratch, folder, sha256=sha256, what=self.uri)
+
+    def remote_files(self) -> list[RemoteFile]:
+        paths = self._list()
+        files = {path.name: file_at(path) for path in paths}
+        return as_published(choose_files(files, where=self.uri), files, where=self.uri)
 
     def fetch_description(self, scratch: Path) -> dict[str, Path]:
         files = self._files()
@@ -82,11 +92,14 @@ class FolderSource:
         return {path.name: path for path in files if path.name in DESCRIPTION_FILES}
 
     def _files(self) -> list[Path]:
+        names = [path.name for path in self._list()]
+        return [self._path / name for name in choose_files(names, where=self.uri)]
+
+    def _list(self) -> list[Path]:
         try:
-            names = [path.name for path in self._path.iterdir() if path.is_file()]
+            return [path for path in self._path.iterdir() if path.is_file()]
         except OSError as error:
             raise SourceUnavailable(f"cannot read {self._path} ({error.strerror}).") from error
-        return [self._path / name for name in choose_files(names, where=str(self._path))]
 
 
 def create_local_source(path: Path) -> GgufSource | FolderSource:
@@ -118,12 +131,24 @@ def _can_link(path: Path, folder: Path) -> bool:
 
 
 def _place_in_reach(
-    paths: Sequence[Path], scratch: Path, folder: Path, sha256: str | None, what: str
+    paths: Sequence[Path],
+    scratch: Path,
+    folder: Path,
+    sha256: str | None,
+    what: str,
+    expected: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Link or convert files without copying them first."""
     check_sizes({path.name: path.stat().st_size for path in paths}, where=what)
     records = FileRecords(scratch / "records")
     _hash_all(paths, records)
+    for path in paths:
+        record, right = records.find(path), expected.get(path.name)
+        if record is not None and right not in (None, record.sha256):
+            raise CorruptCheckpoint(
+                f"{path} has sha256 {record.sha256} instead of {right}, as {MANIFEST_NAME} beside "
+                f"it says. Publish the model again, or delete {MANIFEST_NAME} there."
+            )
     by_name = {path.name: path for path in paths}
     return place_files(by_name, records, folder, sha256=sha256, what=what)
 
@@ -142,7 +167,9 @@ def _hash_all(paths: Sequence[Path], records: FileRecords) -> None:
             progress.update(entry.bytes)
 
 
-def _copied(path: Path) -> RemoteFile:
+def file_at(path: Path) -> RemoteFile:
+    """The file, to be copied as if it came from afar."""
+
     def read(begin: int, end: int) -> Iterator[bytes]:
         with path.open("rb", buffering=0) as file:
             file.seek(begin)

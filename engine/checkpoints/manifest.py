@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from engine.checkpoints.errors import CorruptCheckpoint, HashMismatch, MissingCheckpoint
+from engine.checkpoints.extras import is_extra
 
 MANIFEST_NAME = "headwater.json"
 CONVERTER_VERSION = 1
@@ -28,7 +29,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When it was written: a file that still has this time and size is taken for unchanged."""
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a checkpoint holds and where it came from."""
 
     source: str
@@ -38,6 +39,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, FileEntry]
     weights_sha256: str
     converter_version: int
+    extras: dict[str, FileEntry] = {}
+    """See `extras.py`: what came along. The checkpoint is whole without."""
+
+    @property
+    def all_files(self) -> dict[str, FileEntry]:
+        """All that a copy of the folder holds beside headwater.json."""
+        return {**self.files, **self.extras}
 
 
 def sha256_of_file(path: Path) -> str:
@@ -72,7 +80,15 @@ def build_manifest(
     paths = sorted(path for path in folder.iterdir() if path.name != MANIFEST_NAME)
     with ThreadPoolExecutor(_NUM_HASHERS, "hasher") as hashers:
         entries = hashers.map(lambda path: find_entry(path) or entry_of_file(path), paths)
-        files = {path.name: entry for path, entry in zip(paths, entries, strict=True)}
+        found = {path.name: entry for path, entry in zip(paths, entries, strict=True)}
+    return manifest_of(found, source=source, source_sha256=source_sha256, source_stamp=source_stamp)
+
+
+def manifest_of(
+    found: Mapping[str, FileEntry], *, source: str, source_sha256: str, source_stamp: str
+) -> Manifest:
+    """Of a folder that holds what was ``found``."""
+    files = {name: entry for name, entry in found.items() if not is_extra(name)}
     weights = {name: f.sha256 for name, f in files.items() if name.endswith(".safetensors")}
     return Manifest(
         source=source,
@@ -81,13 +97,18 @@ def build_manifest(
         files=files,
         weights_sha256=sha256_of_listing(weights),
         converter_version=CONVERTER_VERSION,
+        extras={name: entry for name, entry in found.items() if is_extra(name)},
     )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``headwater.json`` into ``folder``."""
-    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    (folder / MANIFEST_NAME).write_bytes(encoded + b"\n")
+    (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Content of ``headwater.json``."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -19,6 +19,11 @@ _BUFFER_BYTES = 1 << 18
 _LINE = re.compile(r"(\d{1,19}) ([0-9a-f]{64})")
 
 
+def journal_line(position: int, sha256: str) -> str:
+    """Says what all before ``position`` hashes to."""
+    return f"{position} {sha256}\n"
+
+
 class PartialFile:
     """Open while one download writes it: ``write`` from any thread, the rest from one but where it
     says so."""
@@ -70,7 +75,7 @@ class PartialFile:
             return
         if not self._hash_until(position):
             raise OSError(f"{self._path} became shorter while it was written")
-        os.write(self._journal, f"{position} {self.sha256}\n".encode())
+        os.write(self._journal, journal_line(position, self.sha256).encode())
 
     def flush(self) -> None:
         """Wait until all that is written is on the disk; from any thread."""

@@ -6,6 +6,7 @@ file beside this one.
 
 import logging
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.checkpoints.errors import (
@@ -42,6 +43,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+]*):(.*)")
 
 
+@dataclass(frozen=True, slots=True)
+class _Pins:
+    source: str | None
+    weights: str | None
+
+
 def pull(
     source: str, *, name: str | None = None, home: Path, sha256: str | None = None
 ) -> Checkpoint:
@@ -55,27 +62,40 @@ def pull(
 
 
 def pull_from(
-    origin: Source, *, name: str | None = None, home: Path, sha256: str | None = None
+    origin: Source,
+    *,
+    name: str | None = None,
+    home: Path,
+    sha256: str | None = None,
+    weights_sha256: str | None = None,
 ) -> Checkpoint:
-    """The same for a source that is already made."""
+    """The same for a source that is already made; ``weights_sha256`` pins what comes of it."""
     name = origin.default_name if name is None else name
     if _NAME.fullmatch(name) is None:
         raise SourceUnavailable(
             f"{name!r} cannot be a model's name: use at most 128 letters, digits, '.', '_', '-'."
         )
-    pin = None if sha256 is None else sha256.lower()
-    present = _open_if_current(origin, checkpoint_path(home, name), pin)
+    pins = _Pins(
+        None if sha256 is None else sha256.lower(),
+        None if weights_sha256 is None else weights_sha256.lower(),
+    )
+    present = _open_if_current(origin, checkpoint_path(home, name), pins)
     if present is not None:
         clean_up(home, name)
         return present
     try:
-        _replace(origin, home, name, pin)
+        _replace(origin, home, name, pins)
     except OSError as error:
         raise StoreUnavailable(
             f"cannot bring the model to {home} ({error}). Check room and permissions there, or "
             "choose another folder."
         ) from error
     return open_checkpoint(checkpoint_path(home, name))
+
+
+def version_of(uri: str, stamp: str) -> str:
+    """One version of one source: what names its downloads."""
+    return f"{uri} {stamp}"
 
 
 def create_source(source: str) -> Source:
@@ -96,15 +116,15 @@ def create_source(source: str) -> Source:
     )
 
 
-def _replace(origin: Source, home: Path, name: str, sha256: str | None) -> None:
+def _replace(origin: Source, home: Path, name: str, pins: _Pins) -> None:
     with staged(home, name) as staging:
-        if _open_if_current(origin, staging.final, sha256) is not None:
+        if _open_if_current(origin, staging.final, pins) is not None:
             staging.discard_downloads()
             return  # another pull was faster
         stamp = origin.stamp()  # before reading, so that an edit meanwhile is noticed next time
-        downloads = staging.open_downloads(f"{origin.uri} {stamp}")
+        downloads = staging.open_downloads(version_of(origin.uri, stamp))
         try:
-            _fill(staging.new, origin, downloads, stamp=stamp, sha256=sha256)
+            _fill(staging.new, origin, downloads, stamp, pins)
         except (CorruptCheckpoint, HashMismatch, UnsupportedCheckpoint) as error:
             staging.discard_downloads()  # another attempt must not meet the same bad bytes
             message = str(error)
@@ -114,9 +134,9 @@ def _replace(origin: Source, home: Path, name: str, sha256: str | None) -> None:
         staging.commit()
 
 
-def _fill(folder: Path, origin: Source, downloads: Path, *, stamp: str, sha256: str | None) -> None:
+def _fill(folder: Path, origin: Source, downloads: Path, stamp: str, pins: _Pins) -> None:
     """Make ``folder`` a checkpoint that opens."""
-    digest = origin.fetch(downloads, folder, sha256=sha256)
+    digest = origin.fetch(downloads, folder, sha256=pins.source)
     settle_folder(folder, where=origin.uri)
     manifest = build_manifest(
         folder,
@@ -126,10 +146,10 @@ def _fill(folder: Path, origin: Source, downloads: Path, *, stamp: str, sha256: 
         find_entry=FileRecords(downloads / "records").find,
     )
     write_manifest(folder, manifest)
-    open_checkpoint(folder)
+    open_checkpoint(folder, weights_sha256=pins.weights)
 
 
-def _open_if_current(origin: Source, path: Path, sha256: str | None) -> Checkpoint | None:
+def _open_if_current(origin: Source, path: Path, pins: _Pins) -> Checkpoint | None:
     """The checkpoint at ``path`` if it is sound and is what pulling ``origin`` now would give.
 
     A source that can't be asked counts as unchanged: what is here has served before.
@@ -142,7 +162,8 @@ def _open_if_current(origin: Source, path: Path, sha256: str | None) -> Checkpoi
     if (
         manifest.source != origin.uri
         or manifest.converter_version != CONVERTER_VERSION
-        or sha256 not in (None, manifest.source_sha256)
+        or pins.source not in (None, manifest.source_sha256)
+        or pins.weights not in (None, manifest.weights_sha256)
     ):
         return None
     try:

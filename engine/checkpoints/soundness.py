@@ -4,7 +4,7 @@ The config describes a model that the engine runs, the tokenizer loads, the inde
 agrees with the files. Opening a checkpoint later trusts that, since its hashes are recorded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -35,10 +35,17 @@ def settle_folder(folder: Path, *, where: str) -> None:
     The chat template becomes a file of its own; weights that the index doesn't name are left out.
     Raises `CorruptCheckpoint` or `UnsupportedCheckpoint`.
     """
+    weights = {path.name for path in folder.glob("*.safetensors")}
+    for name in weights - settle_description(folder, weights, where=where):
+        (folder / name).unlink()
+
+
+def settle_description(folder: Path, weights: Collection[str], *, where: str) -> set[str]:
+    """The same for a folder of the small files alone; which of ``weights`` the index names."""
     check_description({path.name: path for path in folder.iterdir()}, where=where)
     extract_chat_template(folder)
     _check_tokenizer(folder / "tokenizer.json")
-    _settle_index(folder)
+    return _named_weights(folder, weights)
 
 
 def check_description(paths: Mapping[str, Path], *, where: str) -> None:
@@ -78,21 +85,19 @@ def _check_tokenizer(path: Path) -> None:
         ) from error
 
 
-def _settle_index(folder: Path) -> None:
+def _named_weights(folder: Path, weights: Collection[str]) -> set[str]:
     index_path = folder / INDEX_NAME
     if not index_path.exists():
-        return
+        return set(weights)
     try:
         content = read_bounded(index_path, max_bytes=MAX_INDEX_BYTES)
         named = set(msgspec.json.decode(content, type=_WeightIndex).weight_map.values())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{index_path} is not an index of weights ({error}).") from error
-    present = {path.name for path in folder.glob("*.safetensors")}
-    missing = sorted(named - present)
+    missing = sorted(named.difference(weights))
     if missing:
         raise CorruptCheckpoint(
             f"{index_path} names {missing[0]}, one of {len(missing)} files that are missing. The "
             "source is incomplete."
         )
-    for name in present - named:
-        (folder / name).unlink()
+    return named

@@ -3,9 +3,11 @@
 A new kind of place is one file beside this one and one line in ``pull.py``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+from engine.checkpoints.remote_file import RemoteFile
 
 
 class Source(Protocol):
@@ -37,6 +39,15 @@ class Source(Protocol):
         (`FileRecords`). Raises `HashMismatch` before anything of a source that isn't ``sha256`` is
         used, and any other `CheckpointError`.
         """
+        ...
+
+
+@runtime_checkable
+class FileSource(Protocol):
+    """A source whose files may be read by whoever wants them, also without a folder for them."""
+
+    def remote_files(self) -> Sequence[RemoteFile]:
+        """All of the model, called after ``stamp``: of the version that it named."""
         ...
 
 

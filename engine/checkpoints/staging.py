@@ -52,7 +52,7 @@ class Staging:
 
     def open_downloads(self, version: str) -> Path:
         """The download folder of one version of one source; those of others are deleted."""
-        kept = self.downloads / hashlib.sha256(version.encode()).hexdigest()[:32]
+        kept = self.downloads / folder_of_version(version)
         kept.mkdir(parents=True, exist_ok=True)
         for path in self.downloads.iterdir():
             if path != kept:
@@ -82,6 +82,11 @@ class Staging:
             _flush(self.final.parent)
         _remove(self.removed)
         self.discard_downloads()
+
+
+def folder_of_version(version: str) -> str:
+    """Name of the download folder of one version of one source."""
+    return hashlib.sha256(version.encode()).hexdigest()[:32]
 
 
 def staging_root(home: Path, name: str) -> Path:
