@@ -10,11 +10,12 @@ from pathlib import Path
 from deployments.offline_engine import check_output, create_engine
 from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig, EngineSpec
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.heap import keep_freed_memory
 from engine.messages import EngineRequest
 from engine.runner import create_runner
 from engine.step import StepPlan
+from engine.step_output import StepOutput
 from engine.warm_up import warm_up
 
 _WARM_UP_LIMIT_S = 2.0

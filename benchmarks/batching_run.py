@@ -11,7 +11,8 @@ from benchmarks.batching_engine import SharedRunner, step
 from benchmarks.batching_outcome import Outcome, Progress
 from benchmarks.batching_policies import Policy
 from benchmarks.batching_workload import Ask
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
+from engine.step_output import StepOutput
 
 
 class PolicyRun:

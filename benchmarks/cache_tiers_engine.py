@@ -19,7 +19,7 @@ from cache_tiers.messages import PeerAddress
 from deployments.offline_engine import check_output, create_engine
 from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig, EngineSpec
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.errors import EngineError
 from engine.heap import keep_freed_memory
 from engine.kv_images import image_layout
@@ -28,6 +28,7 @@ from engine.model_card import model_root_key
 from engine.observations import TierStats
 from engine.runner import create_runner
 from engine.step import StepPlan
+from engine.step_output import StepOutput
 from engine.tier_setup import use_node_cache
 from engine.warm_up import warm_up
 from wire.pipe import wait_any

@@ -17,6 +17,7 @@ from app.queue import Answer, Job, WaitingQueue
 from app.text.tokenization import Prompt
 from benchmarks.index_workload import copied
 from cache_tiers.keys import KEY_BYTES
+from cache_tiers.rung import Rung
 from engine.messages import (
     KEY_STRIDE,
     CacheSnapshot,
@@ -27,6 +28,7 @@ from engine.messages import (
     QueryKind,
     SamplingParams,
 )
+from engine.rung_messages import RungOrder, RungState
 
 NUM_ENGINES = 32
 BLOCK_SIZE_TOKENS = 16
@@ -42,6 +44,8 @@ class SilentEngine:
 
     num_credits = 1
     is_accepting = True
+    is_draining = False
+    rung_state = RungState(Rung.SERVING)
     num_gateways = 1
 
     def __init__(self, number: int) -> None:
@@ -60,6 +64,12 @@ class SilentEngine:
         pass
 
     def request_snapshot(self) -> None:
+        pass
+
+    def set_rung(self, order: RungOrder) -> None:
+        pass
+
+    def set_successor(self, *, exists: bool) -> None:
         pass
 
     async def query(

@@ -29,11 +29,11 @@ from tokenizers.models import WordLevel
 from benchmarks.object_store import BUCKET, object_store
 from benchmarks.result import BenchmarkResult, CaseResult, paired_ratio
 from benchmarks.statistics import MIN_PAIRS
-from engine.checkpoints.downloads import NUM_READERS
 from engine.checkpoints.local import FolderSource
 from engine.checkpoints.pull import pull_from
 from engine.checkpoints.s3 import S3Source
 from engine.checkpoints.source import Source
+from engine.checkpoints.transfer import NUM_READERS
 
 MB = 1_000_000
 NUM_SHARDS = 2

@@ -29,11 +29,20 @@ from app.gateway import Gateway
 from app.membership import EngineAddress, PrepareCard
 from app.server import create_asgi_app
 from benchmarks.serve_peer_routers import PeerRequest, RouterName, prompt_text
+from cache_tiers.rung import Rung
 from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine
-from engine.messages import EngineRequest, FinishReason, LoadView, ModelCard, QueryKind, TokenDelta
+from engine.messages import (
+    EngineRequest,
+    FinishReason,
+    LoadView,
+    ModelCard,
+    QueryKind,
+    TokenDelta,
+)
 from engine.model_card import make_model_card
 from engine.rank_messages import Ready
+from engine.rung_messages import RungOrder, RungState
 from engine.runner import create_runner
 from wire.endpoint import Endpoint
 
@@ -179,6 +188,8 @@ class HandleClient:
         self.num_credits = UNLIMITED
         self.num_gateways = 1
         self.is_accepting = True
+        self.is_draining = False
+        self.rung_state = RungState(Rung.SERVING)
         self._listener = listener
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -199,6 +210,12 @@ class HandleClient:
 
     def request_snapshot(self) -> None:
         """There is no index."""
+
+    def set_rung(self, order: RungOrder) -> None:
+        """Nothing sleeps."""
+
+    def set_successor(self, *, exists: bool) -> None:
+        """Nothing is handed over."""
 
     async def query(
         self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S

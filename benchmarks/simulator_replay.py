@@ -15,9 +15,10 @@ from cache_tiers.block_image import ImageLayout
 from deployments.offline_engine import create_engine
 from deployments.offline_requests import OfflineRequests
 from engine.config import EngineConfig
+from engine.kv_memory import ReplicaRunner
 from engine.performance_profile import StepCost, StepSample
 from engine.runner import LoadedRunner
-from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
+from engine.step import SampledToken, StepPlan, StepResult
 from engine.step_cost_fit import fit_step_cost
 from engine.step_time import StepWork, measure_work
 from engine.warm_up import warm_up
@@ -32,7 +33,7 @@ _MAX_SAMPLES = 600
 class TimedRunner:
     """A runner that notes what each plan computes."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ReplicaRunner) -> None:
         self._runner = runner
         self.work = StepWork()
         """Of the last plan."""
@@ -49,6 +50,12 @@ class TimedRunner:
 
     def detach_arena(self) -> None:
         self._runner.detach_arena()
+
+    def free_kv(self) -> None:
+        self._runner.free_kv()
+
+    def allocate_kv(self) -> None:
+        self._runner.allocate_kv()
 
     def close(self) -> None:
         self._runner.close()

@@ -123,7 +123,7 @@ class GroupEngine:
         self._send(Abort(request_id))
 
     def store_kept(self) -> None:
-        self._group.send(StoreKept())
+        self._group.send(StoreKept(1))
 
     async def deltas(self) -> list[TokenDelta]:
         assert self._reports is not None

@@ -77,6 +77,8 @@ class Gateway:
 
     def on_draining(self, client: EngineClient) -> None: ...
 
+    def on_rung(self, client: EngineClient) -> None: ...
+
     def on_closed(self, client: EngineClient, reason: str) -> None:
         self.failure = reason
 

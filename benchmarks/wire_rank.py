@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--spawned-s", type=float, required=True)
     pipe = _SteppedPipe(socket.socket(fileno=parser.parse_args().fd))
     with contextlib.suppress(ConnectionClosed):
         [first] = pipe.poll(_FIRST_FRAME_TIMEOUT_S)

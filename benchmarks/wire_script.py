@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from benchmarks.wire_count import DeliveryCount
 from engine.config import EngineConfig
-from engine.engine import StepOutput
 from engine.messages import (
     KEY_STRIDE,
     CacheEvents,
@@ -24,6 +23,7 @@ from engine.messages import (
     Usage,
 )
 from engine.observations import EngineStats, RequestNote, StepRecord
+from engine.step_output import StepOutput
 
 PREFILL_TOKENS_PER_S = 1e6
 """So fast that credits never wait for prompts."""

@@ -1,4 +1,4 @@
-"""The router's policy for an independent replay of traces, which shows it read-only workers."""
+"""The router's and the autoscaler's policies for independent replays of traces."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,13 @@ from typing import Any
 from app.routing.candidate import Candidate, Gateways, HeldPrefix, ReplicaRates, RouteRequest
 from app.routing.policy import choose as choose_candidate
 from app.routing.traffic import TrafficMeter
+from autoscaler.config import ModelScalingConfig
+from autoscaler.forecast.forecaster import DemandForecaster
+from autoscaler.ladder import critical_ratio
+from autoscaler.sizing import START_PACE, Sizer
 from engine.messages import LoadView
 
+SCALE_STEP_S = 10.0  # how often the replay of rates asks
 VIEW_AGE_S = 1.0  # of what others sent; a gateway that is alone sees everything at once
 _meters, _totals = defaultdict[int, TrafficMeter](TrafficMeter), Counter[str]()
 
@@ -37,3 +42,26 @@ def _candidate(engine_id: str, request: Mapping[str, Any], seen: Any) -> Candida
     held = HeldPrefix(*3 * [min(request["input_tokens"], 512 * seen.match(request["blocks"]))])
     rates = ReplicaRates(peer_tokens_per_s=request["pull_tps"])
     return Candidate(engine_id, load, 512, held, 0, 0, 0, 0, 0, rates, 1, VIEW_AGE_S)
+
+
+class ScalePolicy:
+    """The autoscaler's forecast and sizes, at the default costs."""
+
+    def __init__(self, replica_rps: float, lead_s: float) -> None:
+        self._replica_rps, self._lead_s = replica_rps, lead_s
+        level = critical_ratio(ModelScalingConfig(name="replay").late_cost, 1.0)
+        self._forecaster = DemandForecaster(SCALE_STEP_S, level=level)
+        self._sizer = Sizer(self._forecaster, START_PACE)
+
+    def decide(self, now_s: float, arrivals: int, queue: float, ready: int, pending: int) -> int:
+        """Replicas to have, ready and pending; ``arrivals`` are those of the last step."""
+        load = arrivals / SCALE_STEP_S / self._replica_rps
+        self._forecaster.observe(now_s, now_s, load)
+        sizing = self._sizer.size(
+            now_s,
+            lead_s=self._lead_s,
+            current=ready + pending,
+            ready=ready,
+            backlog=queue / self._replica_rps,
+        )
+        return sizing.num_replicas
