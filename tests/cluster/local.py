@@ -29,8 +29,12 @@ class Model:
     num_replicas: int = 1
     step_s: float = 0.02
     max_num_seqs: int = 64
+    hand_over_after_s: float = 10.0
     num_ranks: int = 1
     resources: tuple[tuple[str, float], ...] = ()
+    max_replicas: int | None = None
+    """Autoscaled from ``min_replicas`` to so many, in place of ``num_replicas``."""
+    min_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,28 @@ class Local:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def deploy(self, models: list[Model], *, num_gateways: int = 2, **scaled: int) -> None:
-        """What a user does who has edited the file; `scaled` sets replicas without a restart."""
+    def deploy(
+        self,
+        models: list[Model],
+        *,
+        num_gateways: int = 2,
+        autoscaler: dict[str, Any] | None = None,
+        deleted: tuple[str, ...] = (),
+        **scaled: int,
+    ) -> None:
+        """What a user does who has edited the file; `scaled` sets replicas without a restart, and
+        applications of `deleted` models are gone, though gateways still list them."""
         path = self.folder / "changed.yaml"
-        config = serve_config(models, port=self.port, num_gateways=num_gateways, scaled=scaled)
+        config = serve_config(
+            models,
+            port=self.port,
+            num_gateways=num_gateways,
+            autoscaler=autoscaler,
+            scaled=scaled,
+        )
+        config["applications"] = [
+            each for each in config["applications"] if each["name"] not in deleted
+        ]
         path.write_text(yaml.safe_dump(config), "utf-8")
         subprocess.run(
             [
@@ -64,11 +86,17 @@ class Local:
 
 
 @contextmanager
-def running(models: list[Model], folder: Path, *, num_gateways: int = 2) -> Iterator[Local]:
-    """Serve `models` on a free port, ready."""
+def running(
+    models: list[Model],
+    folder: Path,
+    *,
+    num_gateways: int = 2,
+    autoscaler: dict[str, Any] | None = None,
+) -> Iterator[Local]:
+    """Serve `models` on a free port, ready; `autoscaler`: its `user_config`, if there is one."""
     port = free_port(0)
     path = folder / "serve.yaml"
-    config = serve_config(models, port=port, num_gateways=num_gateways)
+    config = serve_config(models, port=port, num_gateways=num_gateways, autoscaler=autoscaler)
     path.write_text(yaml.safe_dump(config), "utf-8")
     with LocalServe(path, health_url=f"http://127.0.0.1:{port}/health") as serve:
         report = serve.wait_until_ready(threading.Event(), timeout_s=START_TIMEOUT_S)
@@ -85,12 +113,17 @@ def provide(name: str, checkpoint: Checkpoint | None = None) -> None:
 
 
 def serve_config(
-    models: list[Model], *, port: int, num_gateways: int, scaled: dict[str, int] | None = None
+    models: list[Model],
+    *,
+    port: int,
+    num_gateways: int,
+    autoscaler: dict[str, Any] | None = None,
+    scaled: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """A `serve run` file, of models that are there."""
     for model in models:
         provide(model.name)
-    gateway = {
+    gateway: dict[str, Any] = {
         "name": "gateway",
         "route_prefix": "/",
         "import_path": "deployments.build:build_gateway",
@@ -102,6 +135,9 @@ def serve_config(
             }
         ],
     }
+    if autoscaler is not None:
+        gateway["args"]["autoscaler"] = True
+        gateway["deployments"].append({"name": "Autoscaler", "user_config": autoscaler})
     applications = [gateway, *(_application(model, scaled or {}) for model in models)]
     return {
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -118,13 +154,14 @@ def _application(model: Model, scaled: dict[str, int]) -> dict[str, Any]:
         "args": {
             "name": model.name,
             "source": SOURCE,
-            "num_replicas": model.num_replicas,
+            **_size(model),
             "num_cpus": 0,
             "resources": dict(model.resources),
             "engine": {
                 "runner": "paced",
                 "kv_cache_bytes": 128 * 1024 * 1024,
                 "max_num_seqs": model.max_num_seqs,
+                "hand_over_after_s": model.hand_over_after_s,
                 "tensor_parallel_size": model.num_ranks,
                 "paced": {"step_base_s": model.step_s, "per_decode_s": 0},
             },
@@ -133,3 +170,10 @@ def _application(model: Model, scaled: dict[str, int]) -> dict[str, Any]:
     if model.name in scaled:
         application["deployments"] = [{"name": "EngineReplica", "num_replicas": scaled[model.name]}]
     return application
+
+
+def _size(model: Model) -> dict[str, Any]:
+    if model.max_replicas is None:
+        return {"num_replicas": model.num_replicas}
+    bounds = {"min_replicas": model.min_replicas, "max_replicas": model.max_replicas}
+    return {"autoscaling": bounds}

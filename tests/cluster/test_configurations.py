@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import ray
 from ray.serve._private.build_app import build_app
+from ray.serve.config import AutoscalingConfig
 
 from deployments.build import build_gateway, build_model
 from deployments.config import ModelArgs
 from deployments.gpus import GPUS
+from deployments.model_root import NO_REPLICAS
 from deployments.serve_file import ServeFile, read_serve_file
 from engine.config import EngineConfig, RankSpec
 from engine.memory_report import report_memory
@@ -79,7 +81,7 @@ class _Replica:
 
 
 def _replicas(file: ServeFile) -> list[dict[str, Any]]:
-    """The actor options of every replica that the file starts, through the builders."""
+    """The actor options of every replica that there can be, through the builders."""
     applications = [
         *(("gateway", build_gateway(section.args)) for section in file.gateways),
         *((section.application, build_model(section.args)) for section in file.models),
@@ -89,9 +91,13 @@ def _replicas(file: ServeFile) -> list[dict[str, Any]]:
         for deployment in build_app(application, name=name).deployments:
             config = deployment._deployment_config
             autoscaling = config.autoscaling_config
-            count = config.num_replicas if autoscaling is None else autoscaling.initial_replicas
+            count = config.num_replicas if autoscaling is None else _most_replicas(autoscaling)
             options += [dict(deployment.ray_actor_options)] * count
     return options
+
+
+def _most_replicas(autoscaling: AutoscalingConfig) -> int:
+    return 0 if autoscaling == NO_REPLICAS else autoscaling.max_replicas
 
 
 def _place(options: list[dict[str, Any]]) -> list[str]:
@@ -115,7 +121,7 @@ def test_all_replicas_of_a_configuration_find_a_place(path: Path, gpu_node: None
     served = {route.name for section in file.gateways for route in section.config.models}
     assert served == {section.args.name for section in file.models}
     replicas = _replicas(file)
-    num_replicas = sum(section.num_replicas for section in file.gateways)
+    num_replicas = sum(section.num_replicas for section in file.gateways) + len(file.autoscalers)
     num_replicas += sum(section.num_replicas for section in file.models)
     assert len(replicas) == num_replicas
     gpus = [gpu for seen in _place(replicas) for gpu in seen.split(",") if gpu]

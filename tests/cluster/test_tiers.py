@@ -80,9 +80,9 @@ def test_a_prefix_of_a_busy_node_is_pulled_by_the_other(tiers: Tiers) -> None:
 def test_what_leaves_memory_comes_back_from_disk(tiers: Tiers) -> None:
     ask_side_by_side(tiers, range(100, 180))  # more than both nodes' memory holds
 
-    again = [tiers.ask(prompt_of(number)) for number in range(NUM_FIRST)]
+    again = [tiers.ask(prompt_of(number)) for number in (*range(NUM_FIRST), *range(100, 130))]
 
-    # One of the nodes has no disk: what it had is lost.
+    # One of the nodes has no disk: what it had is lost. It may also pull from the other one.
     from_disk = [asked for asked in again if asked.restored.get("disk", 0) > MOST]
     assert {asked.source for asked in from_disk} == {"disk"}, again
 

@@ -26,14 +26,17 @@ class Chain:
     fronts: list[EngineFront]
     addresses: dict[str, EngineAddress]
     """Of the fronts, by engine id; whoever adds one tells the gateway."""
-    create_front: Callable[[str], EngineFront]
+    create_front: Callable[[str, EngineConfig | None], EngineFront]
+    """With that id, configured like the others or otherwise."""
     secret: bytes
 
     @asynccontextmanager
-    async def another_engine(self) -> AsyncIterator[EngineFront]:
-        """One more, from now on."""
+    async def another_engine(
+        self, config: EngineConfig | None = None
+    ) -> AsyncIterator[EngineFront]:
+        """One more, from now on; configured like the others without ``config``."""
         engine_id = f"{MODEL}/{len(self.addresses)}"
-        front = self.create_front(engine_id)
+        front = self.create_front(engine_id, config)
         try:
             address = EngineAddress(engine_id, await front.start(), self.secret)
             self.addresses[engine_id] = address
@@ -50,9 +53,13 @@ async def running_chain(config: EngineConfig, *, num_engines: int = 1) -> AsyncI
     spec = EngineSpec(model=MODEL, checkpoint=checkpoint.path, config=config)
     secret = secrets.token_bytes(32)
 
-    def create_front(engine_id: str) -> EngineFront:
+    def create_front(engine_id: str, other: EngineConfig | None = None) -> EngineFront:
         return EngineFront(
-            spec, engine_id=engine_id, secret=secret, host="127.0.0.1", unix_dir=None
+            spec if other is None else spec.model_copy(update={"config": other}),
+            engine_id=engine_id,
+            secret=secret,
+            host="127.0.0.1",
+            unix_dir=None,
         )
 
     async with AsyncExitStack() as stack:

@@ -54,8 +54,10 @@ class FrontProcess:
 
 
 @asynccontextmanager
-async def front_process(checkpoint: Path, engine_id: str) -> AsyncIterator[FrontProcess]:
-    spec = EngineSpec(model="tiny", checkpoint=checkpoint, config=PACED)
+async def front_process(
+    checkpoint: Path, engine_id: str, forge: Path | None = None
+) -> AsyncIterator[FrontProcess]:
+    spec = EngineSpec(model="tiny", checkpoint=checkpoint, config=PACED, forge_socket=forge)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _PROGRAM, spec.model_dump_json(), engine_id, SECRET.hex()),
         cwd=_SOURCE_ROOT,
@@ -67,5 +69,6 @@ async def front_process(checkpoint: Path, engine_id: str) -> AsyncIterator[Front
             port = int(await process.stdout.readline())
         yield FrontProcess(process, engine_id, Endpoint("127.0.0.1", port))
     finally:
-        process.kill()  # its ranks end with it, stopped ones, too
+        if process.returncode is None:
+            process.kill()  # its ranks end with it, stopped ones, too
         await process.wait()

@@ -12,6 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from cache_tiers.keys import BlockKey, block_keys
+from cache_tiers.rung import Rung
 from engine.checkpoints.manifest import build_manifest, write_manifest
 from engine.config import EngineConfig, EngineSpec, PacedConfig
 from engine.front import MAX_GATEWAY_BACKLOG_BYTES, EngineFront
@@ -33,6 +34,7 @@ from engine.messages import (
     TokenDelta,
 )
 from engine.rank_group import MAX_SILENCE_S
+from engine.rung_messages import RungOrder, RungState
 from wire.connection import Connection, connect
 from wire.endpoint import Endpoint
 from wire.errors import ConnectionClosed
@@ -107,6 +109,9 @@ class Gateway:
         self.num_credits = 0
         self.num_gateways = 0
         self.is_draining = False
+        self.rung = RungState(Rung.SERVING)
+        self.rungs: list[RungState] = []
+        """Told, in order."""
         self.stored: list[bytes] = []
         self.events: list[CacheEvents] = []
         self.snapshots: list[CacheSnapshot] = []
@@ -132,6 +137,9 @@ class Gateway:
             self.num_gateways = message.num_gateways
         elif isinstance(message, Draining):
             self.is_draining = True
+        elif isinstance(message, RungState):
+            self.rung = message
+            self.rungs.append(message)
         elif isinstance(message, CacheSnapshot):
             self.snapshots.append(message)
         elif isinstance(message, Reply):
@@ -143,6 +151,13 @@ class Gateway:
                 self.stored += message.events.stored
             for delta in message.deltas:
                 self.deltas[delta.request_id].append(delta)
+
+    def order(self, rung: Rung, sequence: int, epoch: int = 1) -> None:
+        self.send(RungOrder(rung, epoch, sequence))
+
+    async def until_rung(self, rung: Rung, timeout_s: float = 20) -> None:
+        """And it stands there."""
+        await self.until(lambda: self.rung.rung is rung and not self.rung.is_moving, timeout_s)
 
     async def submit(self, request_id: str, max_tokens: int, prompt_len: int = 20) -> None:
         """Ask for a credit, wait for it, use it for a made-up prompt."""

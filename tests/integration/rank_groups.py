@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,9 +24,13 @@ MAX_LOSS_S = 5.0
 
 @asynccontextmanager
 async def running(
-    spec: EngineSpec, *, max_silence_s: float = 30.0, folder: Path | None = None
+    spec: EngineSpec,
+    *,
+    max_silence_s: float = 30.0,
+    folder: Path | None = None,
+    is_gone: Callable[[int], bool] = lambda pid: not psutil.pid_exists(pid),
 ) -> AsyncIterator[RankGroup]:
-    """A group that must leave nothing behind."""
+    """A group of which all processes must be gone at its end."""
     group = RankGroup(max_silence_s=max_silence_s, folder=folder)
     pids: list[int] = []
     try:
@@ -35,7 +39,7 @@ async def running(
         yield group
     finally:
         await group.stop()
-        assert not any(map(psutil.pid_exists, pids))
+        assert all(map(is_gone, pids))
         assert not group.is_running
 
 

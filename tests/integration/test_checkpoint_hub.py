@@ -182,9 +182,9 @@ def test_a_disk_that_takes_no_more_is_one_line_and_what_arrived_is_kept(
     assert "Check room and permissions" in line
     assert not checkpoint_path(home, "model").exists()
 
-    before = hub.sent_bytes["tokenizer.json"]
+    before = hub.sent_bytes["config.json"]  # it comes before the weights, whichever of these fails
     verify(pulled(hub, home))
-    assert hub.sent_bytes["tokenizer.json"] == before
+    assert hub.sent_bytes["config.json"] == before > 0
 
 
 def test_a_repository_is_inspected_without_its_weights(hub: Hub, home: Path) -> None:

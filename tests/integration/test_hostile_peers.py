@@ -83,6 +83,8 @@ class Listener:
 
     def on_draining(self, client: EngineClient) -> None: ...
 
+    def on_rung(self, client: EngineClient) -> None: ...
+
     def on_closed(self, client: EngineClient, reason: str) -> None:
         self.reason = reason
 

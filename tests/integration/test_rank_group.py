@@ -174,6 +174,12 @@ class FakeRunner:
     def detach_arena(self) -> None:
         raise AssertionError("no plan here moves KV")
 
+    def free_kv(self) -> None:
+        raise AssertionError("nobody sleeps here")
+
+    def allocate_kv(self) -> None:
+        raise AssertionError("nobody sleeps here")
+
     def close(self) -> None:
         pass
 

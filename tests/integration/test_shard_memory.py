@@ -44,7 +44,7 @@ SMALL = (
 """Loaded first: the code that runs for the first time is no part of the shard."""
 
 _SCRIPT = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import torch
 from engine.config import RankSpec
@@ -85,7 +85,8 @@ def status_mb(key):
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(key))
 
 def mapped_mb(path):
-    regions = Path("/proc/self/smaps").read_text().split(path)[1:]
+    name = os.path.realpath(path)  # what a link opens has that name there
+    regions = Path("/proc/self/smaps").read_text().split(name)[1:]
     return sum(int(region.partition("Rss:")[2].split()[0]) * 1024 / 1e6 for region in regions)
 
 hand_back_freed_memory()

@@ -50,8 +50,8 @@ class Bench:
 
     def add(self, *engines: FakeEngine) -> None:
         for engine in engines:
-            engine.listener = self.dispatcher
-            self.dispatcher.add_engine(engine)
+            engine.listener = self.dispatcher.engines
+            self.dispatcher.engines.add(engine)
 
     def send(
         self,

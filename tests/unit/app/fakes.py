@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from app.client import QUERY_TIMEOUT_S, DeltaSink, EngineClient, EngineListener
 from app.gateway import Gateway
 from app.membership import ConnectEngine, EngineAddress, PrepareCard
+from cache_tiers.rung import Rung
 from engine.messages import (
     Abort,
     CacheEvents,
@@ -22,6 +23,7 @@ from engine.messages import (
     TokenLogprobs,
     Usage,
 )
+from engine.rung_messages import RungOrder, RungState
 from wire.endpoint import Endpoint
 
 CHATML = (
@@ -103,10 +105,15 @@ class FakeEngine:
         self.num_credits = num_credits
         self.num_gateways = 1
         self.is_accepting = True
+        self.is_draining = False
+        self.rung_state = RungState(Rung.SERVING)
+        self.rung_orders: list[RungOrder] = []
+        self.has_successor = True
+        """As it was told, or believes without."""
         self.listener: EngineListener | None = None
         self.demands: list[int] = []
-        self.num_wanted = 0
-        """As an engine counts: what was announced, less what was submitted since."""
+        self._wanted = [0, 0, 0]
+        """By class, as an engine counts: what was announced, less what was submitted since."""
         self.num_snapshots_asked = 0
         self.requests: dict[str, EngineRequest] = {}
         self.sinks: dict[str, DeltaSink] = {}
@@ -124,14 +131,20 @@ class FakeEngine:
         self._delay_s = delay_s
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_wanted(self) -> int:
+        """Requests that it thinks wait for it."""
+        return sum(self._wanted)
+
     def set_demand(self, num_waiting: tuple[int, int, int]) -> None:
         self.demands.append(sum(num_waiting))
-        self.num_wanted = sum(num_waiting)
+        self._wanted = list(num_waiting)
 
     def submit(self, request: EngineRequest, sink: DeltaSink) -> None:
         assert self.num_credits > 0
         self.num_credits -= 1
-        self.num_wanted = max(0, self.num_wanted - 1)
+        kind = request.service_class
+        self._wanted[kind] = max(0, self._wanted[kind] - 1)
         self.requests[request.request_id] = request
         self.sinks[request.request_id] = sink
         self.samples[request.request_id] = set(range(request.num_samples))
@@ -156,6 +169,12 @@ class FakeEngine:
 
     def request_snapshot(self) -> None:
         self.num_snapshots_asked += 1
+
+    def set_rung(self, order: RungOrder) -> None:
+        self.rung_orders.append(order)
+
+    def set_successor(self, *, exists: bool) -> None:
+        self.has_successor = exists
 
     async def query(
         self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S
@@ -218,6 +237,23 @@ class FakeEngine:
         assert self.listener is not None
         self.load = load
         self.listener.on_step(self, events)
+
+    def stand(
+        self, rung: Rung, *, is_moving: bool = False, wake_s: float = 0.0, num_credits: int = 1000
+    ) -> None:
+        """The engine says where it stands; awake it has ``num_credits`` again."""
+        assert self.listener is not None
+        self.rung_state = RungState(rung, is_moving, wake_s)
+        self.is_accepting = rung is Rung.SERVING and not (is_moving or self.is_draining)
+        self.num_credits = num_credits if self.is_accepting else 0
+        self.listener.on_rung(self)
+
+    def drain(self) -> None:
+        assert self.listener is not None
+        self.is_draining = True
+        self.is_accepting = False
+        self.num_credits = 0
+        self.listener.on_draining(self)
 
     def lose(self, reason: str = "it died") -> None:
         """As when the connection breaks."""

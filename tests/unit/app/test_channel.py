@@ -10,6 +10,7 @@ import pytest
 
 from app.channel import ChannelClient
 from app.client import EngineClient
+from cache_tiers.rung import Rung
 from engine.messages import (
     Abort,
     CacheEvents,
@@ -32,6 +33,7 @@ from engine.messages import (
     Submit,
     TokenDelta,
 )
+from engine.rung_messages import RungOrder, RungState
 from tests.unit.app.fakes import make_card, until
 from wire.connection import Connection, adopt
 from wire.errors import ConnectionClosed
@@ -58,6 +60,9 @@ class Listener:
 
     def on_draining(self, client: EngineClient) -> None:
         self.heard.append("draining")
+
+    def on_rung(self, client: EngineClient) -> None:
+        self.heard.append("rung")
 
     def on_closed(self, client: EngineClient, reason: str) -> None:
         self.heard.append("closed")
@@ -347,3 +352,38 @@ async def test_a_query_without_a_reply_ends_and_a_late_one_is_ignored() -> None:
     assert await asked == b"[]"
     await client.close()
     await pair.engine.wait_closed()
+
+
+async def test_an_engine_that_sleeps_gets_its_credits_back_and_serves_again(pair: Pair) -> None:
+    """It goes on counting them: kept ones would never be granted again."""
+    await pair.grant(2)
+    pair.send(RungState(Rung.SERVING, is_moving=True))
+    assert await pair.next() == ReturnCredits(2)
+    assert (pair.client.num_credits, pair.client.is_accepting) == (0, False)
+    pair.send(Grant(1))  # on its way meanwhile
+    assert await pair.next() == ReturnCredits(1)
+    pair.send(RungState(Rung.PARKED, wake_s=1.5))
+    await until(lambda: pair.client.rung_state == RungState(Rung.PARKED, wake_s=1.5))
+    pair.client.set_rung(RungOrder(Rung.SERVING, 1, 2))
+    assert await pair.next() == RungOrder(Rung.SERVING, 1, 2)
+    pair.send(RungState(Rung.SERVING))
+    await until(lambda: pair.client.is_accepting)
+    assert pair.listener.heard == ["credits", "rung", "rung", "rung"]
+    pair.send(Grant(1))
+    await until(lambda: pair.client.num_credits == 1)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        RungState(Rung.STAGED),
+        RungState(Rung.PARKED, wake_s=float("nan")),
+        RungState(Rung.SERVING, sleep_s=-1.0),
+    ],
+)
+async def test_a_rung_that_no_replica_stands_on_closes_the_connection(
+    pair: Pair, state: RungState
+) -> None:
+    pair.send(state)
+    await until(lambda: "closed" in pair.listener.heard)
+    assert "rung" not in pair.listener.heard

@@ -161,9 +161,9 @@ async def test_requests_waiting_for_an_engine_that_leaves_go_elsewhere(
         a.lose()
     elif leave == "drain":
         a.is_accepting = False
-        bench.dispatcher.on_draining(a)
+        bench.dispatcher.engines.on_draining(a)
     else:
-        bench.dispatcher.retire_engine("a")
+        bench.dispatcher.engines.retire("a")
     assert job.engine_id == "b"
     b.grant()
     assert job.request_id in b.requests
@@ -438,7 +438,7 @@ async def test_a_retired_engine_finishes_what_runs_and_is_closed(bench: Bench) -
     engine = FakeEngine("a")
     bench.add(engine)
     job = bench.send()
-    bench.dispatcher.retire_engine("a")
+    bench.dispatcher.engines.retire("a")
     await asyncio.sleep(0)
     assert engine.is_accepting, "closed with a request running"
     engine.say(job.request_id, "bye", FinishReason.STOP)

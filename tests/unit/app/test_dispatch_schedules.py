@@ -1,4 +1,6 @@
-"""Random schedules of what can happen to requests and engines: each request ends once."""
+"""Random schedules of what can happen to requests and engines: each request ends once, and no token
+is lost, repeated or changed.
+"""
 
 import asyncio
 
@@ -13,6 +15,7 @@ from app.errors import ApiError
 from app.queue import Job
 from app.text.detokenizer import create_detokenizer_factory
 from app.text.tokenization import Prompt
+from cache_tiers.rung import Rung
 from engine.messages import FinishReason, LoadView, SamplingParams, ServiceClass
 from tests.unit.app.fakes import TOKENIZER, FakeEngine, make_card
 
@@ -29,7 +32,19 @@ NAMES = [
     "drain",
     "retire",
     "load",
+    "sleep",
+    "wake",
 ]
+CALM_NAMES = ["send", "join", "token", "finish", "cancel", "sleep", "wake", "leave"]
+CALM_OPERATIONS = st.lists(
+    st.tuples(st.sampled_from([*CALM_NAMES, "send", "token", "token", "token"]), PICK),
+    min_size=20,
+    max_size=60,
+)
+"""A fleet that only grows and shrinks."""
+
+TEXT = "abcdefghijklmnopqrstuvwxyz" * 4
+"""Every answer's; a token is a letter."""
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from([*NAMES, "send", "send", "grant", "wait", "expire"]), PICK),
     max_size=60,
@@ -40,31 +55,46 @@ create_detokenizer = create_detokenizer_factory(TOKENIZER)
 
 
 class OrderCheck:
-    """A ``PieceSink`` that checks the order of what it hears."""
+    """A ``PieceSink`` that checks the order of what it hears, and that it is ``TEXT``."""
 
     def __init__(self, answer: Answer) -> None:
         answer.sink = self
+        self.faults: list[str] = []
+        """An answer survives what its sink raises."""
         self._answer = answer
         self._begun: set[int] = set()
         self._finished: set[int] = set()
+        self._texts: dict[int, str] = {}
 
     def begin(self, index: int) -> None:
-        assert index not in self._begun, "a sample begins twice"
-        assert not self._answer.is_cancelled
+        self._expect(index not in self._begun, "a sample begins twice")
+        self._expect(not self._answer.is_cancelled, "it begins for nobody")
         self._begun.add(index)
 
     def add(self, index: int, piece: Piece) -> None:
-        assert index in self._begun - self._finished, "text before the beginning or after the end"
-        assert piece.text
+        self._expect(index in self._begun - self._finished, "text before the beginning or late")
+        self._texts[index] = self._texts.get(index, "") + piece.text
+        is_right = bool(piece.text) and TEXT.startswith(self._texts[index])
+        self._expect(is_right, f"a token was lost, repeated or changed: {self._texts[index]}")
 
     def finish(self, index: int, reason: FinishedBy, rest: Piece) -> None:
-        assert index in self._begun - self._finished, "it ends before it begins, or twice"
+        self._expect(index in self._begun - self._finished, "it ends before it begins, or twice")
         self._finished.add(index)
+        generation = self._answer.generations[index]
+        if generation.num_kept_tokens is None:  # else a part of the stop string is not shown
+            num_shown = len(self._texts.get(index, ""))
+            self._expect(generation.usage.completion_tokens == num_shown, "it is not whole")
 
     def restart(self, index: int) -> None:
-        assert not self._answer.is_stream or index not in self._begun, "shown text is void"
+        is_shown = self._answer.is_stream and index in self._begun
+        self._expect(not is_shown, "shown text is void")
         self._begun.discard(index)
         self._finished.discard(index)
+        self._texts.pop(index, None)
+
+    def _expect(self, is_so: bool, fault: str) -> None:
+        if not is_so:
+            self.faults.append(fault)
 
 
 def make_prompt(pick: int) -> Prompt:
@@ -75,12 +105,15 @@ def make_prompt(pick: int) -> Prompt:
 class Schedule:
     """One dispatcher, any number of engines, and what a schedule does to them."""
 
-    def __init__(self, pools: PoolsConfig) -> None:
+    def __init__(self, pools: PoolsConfig, max_queue_len: int = 5, num_credits: int = 0) -> None:
+        """``num_credits``: of an engine that joins or wakes, at least."""
         self.now_s = 0.0
-        config = GatewayConfig(max_queue_len=5, max_queue_wait_s=10, pools=pools)
+        self.num_credits = num_credits
+        config = GatewayConfig(max_queue_len=max_queue_len, max_queue_wait_s=10, pools=pools)
         self.dispatcher = Dispatcher("m", config, clock=lambda: self.now_s, first_rotation=0)
         self.engines: list[FakeEngine] = []
         self.answers: list[Answer] = []
+        self.checks: list[OrderCheck] = []
         self.cancelled: set[Answer] = set()
         self.num_sent = 0
         self.num_joined = 0
@@ -100,10 +133,14 @@ class Schedule:
     def check(self) -> None:
         """Demands say how many wait, and what engines run is what the dispatcher thinks."""
         self.dispatcher.check_integrity()
+        assert not [fault for check in self.checks for fault in check.faults]
         assert self.dispatcher.num_running == sum(len(engine.sinks) for engine in self.engines)
         usable = [engine for engine in self.engines if self.is_open(engine)]
+        for engine in self.engines:
+            assert engine.has_successor is any(other is not engine for other in usable)
         if usable:  # and those of a pool without a place wait for any
             num_wanted = sum(engine.num_wanted for engine in usable)
+            num_wanted -= sum(m.num_seeds_waiting for m in self.dispatcher.fleet)
             waiting = self.dispatcher._waiting
             stranded = [job for job in waiting if job.engine_id is None]
             assert self.dispatcher.fleet.pools.of_their_own or not stranded
@@ -123,7 +160,7 @@ class Schedule:
     async def send(self, pick: int) -> None:
         """One or two prompts with one to three samples each."""
         self.num_sent += 1
-        rules = TextRules(create_detokenizer, stops=("xx",))
+        rules = TextRules(create_detokenizer, stops=("gh",))
         prompts = [
             AskedPrompt(f"r{self.num_sent:04}-{position}", 300, rules)
             for position in range(1 + pick % 2)
@@ -136,7 +173,7 @@ class Schedule:
             is_stream=pick < 3,
             deadline_s=self.now_s + 1000,
         )
-        OrderCheck(answer)
+        self.checks.append(OrderCheck(answer))
         jobs = [
             Job(
                 request_id=prompt.asked.request_id,
@@ -158,10 +195,10 @@ class Schedule:
 
     async def join(self, pick: int) -> None:
         self.num_joined += 1
-        engine = FakeEngine(f"e{self.num_joined}", num_credits=pick % 2)
-        engine.listener = self.dispatcher
+        engine = FakeEngine(f"e{self.num_joined}", num_credits=self.num_credits + pick % 2)
+        engine.listener = self.dispatcher.engines
         self.engines.append(engine)
-        self.dispatcher.add_engine(engine)
+        self.dispatcher.engines.add(engine)
 
     async def grant(self, pick: int) -> None:
         engine = self.engine(pick)
@@ -177,14 +214,24 @@ class Schedule:
 
     async def fail(self, pick: int) -> None:
         """One sample; the engine lives on."""
-        self.say(pick, FinishReason.ERROR)
+        engine = self.engine(pick)
+        if engine is not None and engine.samples:
+            request_id, samples = next(iter(engine.samples.items()))
+            index = sorted(samples)[pick % len(samples)]
+            engine.say(request_id, "", FinishReason.ERROR, index)
         await self.wait(pick)
 
     def say(self, pick: int, finish: FinishReason | None) -> None:
         engine = self.engine(pick)
         if engine is not None and engine.samples:
             request_id, samples = next(iter(engine.samples.items()))
-            engine.say(request_id, "x", finish, sorted(samples)[pick % len(samples)])
+            self.say_next(engine, request_id, sorted(samples)[pick % len(samples)], finish)
+
+    def say_next(
+        self, engine: FakeEngine, request_id: str, index: int, finish: FinishReason | None = None
+    ) -> None:
+        position = engine.num_generated[request_id, index]
+        engine.say(request_id, TEXT[position], finish, index)
 
     async def cancel(self, pick: int) -> None:
         still_open = [answer for answer in self.answers if not self.has_ended(answer)]
@@ -203,14 +250,52 @@ class Schedule:
     async def drain(self, pick: int) -> None:
         engine = self.engine(pick)
         if engine is not None and engine.is_accepting:
-            engine.is_accepting = False
-            engine.num_credits = 0
-            self.dispatcher.on_draining(engine)
+            engine.drain()
+
+    async def sleep(self, pick: int) -> None:
+        """What can go on elsewhere does, sometimes with a last token; the rest ends here."""
+        engine = self.engine(pick)
+        if engine is None or engine.rung_state.rung is Rung.PARKED:
+            return
+        engine.stand(Rung.SERVING, is_moving=True)
+        self.hand_over(engine, pick)
+        if not engine.samples:
+            engine.stand(Rung.PARKED, wake_s=pick)
+
+    async def wake(self, pick: int) -> None:
+        engine = self.engine(pick)
+        if engine is not None and not engine.is_accepting:
+            engine.stand(Rung.SERVING, num_credits=self.num_credits + pick % 3)
+
+    async def leave(self, pick: int) -> None:
+        """As Serve stops a replica."""
+        engine = self.engine(pick)
+        if engine is not None:
+            engine.drain()
+            self.hand_over(engine, pick)
+            while engine.samples:
+                self.say(self.engines.index(engine), FinishReason.STOP)
+                await asyncio.sleep(0)
+            await self.wait(pick)
+            self.engines = [other for other in self.engines if other is not engine]
+            engine.lose("it left")
+
+    def hand_over(self, engine: FakeEngine, pick: int) -> None:
+        for request_id, samples in list(engine.samples.items()):
+            num_samples = engine.requests[request_id].num_samples
+            generated = [engine.num_generated[request_id, n] for n in range(num_samples)]
+            if num_samples > 1 and any(generated):
+                continue
+            for index in sorted(samples):
+                if pick % 2 and num_samples == 1:
+                    self.say_next(engine, request_id, index, FinishReason.MOVED)
+                else:
+                    engine.say(request_id, "", FinishReason.MOVED, index)
 
     async def retire(self, pick: int) -> None:
         engine = self.engine(pick)
         if engine is not None:
-            self.dispatcher.retire_engine(engine.card.engine_id)
+            self.dispatcher.engines.retire(engine.card.engine_id)
             await self.wait(pick)
 
     async def load(self, pick: int) -> None:
@@ -245,5 +330,28 @@ def test_each_request_ends_once_whatever_happens(
 ) -> None:
     async def run() -> None:
         await Schedule(pools).run(operations)
+
+    asyncio.run(run())
+
+
+@given(CALM_OPERATIONS)
+@settings(max_examples=100, deadline=None)
+def test_no_request_fails_as_a_fleet_grows_and_shrinks(operations: list[tuple[str, int]]) -> None:
+    async def run() -> None:
+        schedule = Schedule(NO_POOLS, max_queue_len=1000, num_credits=1000)
+        await schedule.join(0)
+        for name, pick in operations:
+            await getattr(schedule, name)(pick)
+            schedule.check()
+        await schedule.join(0)
+        engine = schedule.engines[-1]
+        for other in schedule.engines[:-1]:
+            await schedule.leave(schedule.engines.index(other))
+        while engine.samples:
+            await schedule.finish(schedule.engines.index(engine))
+        schedule.check()
+        for answer in schedule.answers:
+            assert answer in schedule.cancelled or answer.is_finished, answer.error
+        await schedule.dispatcher.close()
 
     asyncio.run(run())

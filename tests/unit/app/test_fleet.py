@@ -6,7 +6,7 @@ import pytest
 
 from app.config import GatewayConfig
 from app.dispatch import Dispatcher
-from app.fleet import DOUBT_PERIOD_S, SNAPSHOT_TIMEOUT_S
+from app.index_follower import DOUBT_PERIOD_S, SNAPSHOT_TIMEOUT_S
 from app.queue import Job
 from app.routing.candidate import Candidate, Choice, RouteRequest
 from engine.messages import CacheEvents, CacheSnapshot, LoadView, Medium, TokenDelta, Usage
@@ -39,11 +39,11 @@ async def test_a_snapshot_that_does_not_come_is_asked_for_again(bench: Bench) ->
     engine.step(LoadView())
     engine.step(LoadView())
     assert engine.num_snapshots_asked == 2
-    bench.dispatcher.on_snapshot(engine, CacheSnapshot(4, [], is_last=False))
+    bench.dispatcher.engines.on_snapshot(engine, CacheSnapshot(4, [], is_last=False))
     bench.now_s += SNAPSHOT_TIMEOUT_S
     engine.step(LoadView())
     assert engine.num_snapshots_asked == 3, "half of a snapshot is none"
-    bench.dispatcher.on_snapshot(engine, CacheSnapshot(4, []))
+    bench.dispatcher.engines.on_snapshot(engine, CacheSnapshot(4, []))
     bench.now_s += SNAPSHOT_TIMEOUT_S
     engine.step(LoadView())
     assert engine.num_snapshots_asked == 3
@@ -56,7 +56,7 @@ async def test_a_prompt_that_is_cached_whole_raises_no_doubt(
     engine = FakeEngine()
     bench.add(engine)
     first = bench.send(num_tokens)
-    bench.dispatcher.on_snapshot(engine, CacheSnapshot(0, first.prompt.index_keys))
+    bench.dispatcher.engines.on_snapshot(engine, CacheSnapshot(0, first.prompt.index_keys))
     again = bench.send(num_tokens)
     begin(engine, again, cached_tokens)
     assert engine.num_snapshots_asked == 0
@@ -66,7 +66,7 @@ async def test_fewer_hits_than_an_engine_promised_are_doubted_now_and_then(bench
     engine = FakeEngine()
     bench.add(engine)
     keys = bench.job(300).prompt.index_keys
-    bench.dispatcher.on_snapshot(engine, CacheSnapshot(0, keys))
+    bench.dispatcher.engines.on_snapshot(engine, CacheSnapshot(0, keys))
     for num_asked, later_s in ((1, 0.0), (1, 1.0), (2, DOUBT_PERIOD_S)):
         bench.now_s += later_s
         begin(engine, bench.send(300), 0)
@@ -77,7 +77,7 @@ async def test_predictions_are_exact_once_prompts_part_at_the_same_place(bench: 
     engine = FakeEngine()
     bench.add(engine)
     shared = bench.job(300, token=5).prompt.index_keys
-    bench.dispatcher.on_snapshot(engine, CacheSnapshot(0, shared))
+    bench.dispatcher.engines.on_snapshot(engine, CacheSnapshot(0, shared))
     for _ in range(120):
         job = bench.send(600, token=5)
         begin(engine, job, 18 * 16)
@@ -91,9 +91,9 @@ async def test_the_last_words_of_a_connection_before_are_not_heard(bench: Bench)
     bench.add(new)
     index = bench.dispatcher.fleet.index
     keys = bench.job(300).prompt.index_keys
-    bench.dispatcher.on_step(old, CacheEvents(1, keys, []))
-    bench.dispatcher.on_snapshot(old, CacheSnapshot(1, keys))
-    bench.dispatcher.on_closed(old, "again")
+    bench.dispatcher.engines.on_step(old, CacheEvents(1, keys, []))
+    bench.dispatcher.engines.on_snapshot(old, CacheSnapshot(1, keys))
+    bench.dispatcher.engines.on_closed(old, "again")
     assert len(index) == 0
     assert [member.client for member in bench.dispatcher.fleet] == [new]
 
@@ -176,7 +176,7 @@ async def test_what_an_engine_learned_to_be_slow_at_reaches_the_policy() -> None
     job = bench.job(300)
     job.affinity = 7
     keys = job.prompt.index_keys
-    bench.dispatcher.on_snapshot(engines[1], CacheSnapshot(0, keys, medium=Medium.HOST))
+    bench.dispatcher.engines.on_snapshot(engines[1], CacheSnapshot(0, keys, medium=Medium.HOST))
     bench.dispatcher.enqueue(job)
     a, b = asked
     assert a.rates.prefill_token_s == b.rates.prefill_token_s == 0.001, "the others' mean"

@@ -231,7 +231,9 @@ async def test_what_was_loaded_stands_beside_what_was_expected(
     keys = engine.requests[await request_id_at(engine)].block_keys[7::8]
     engine.say(await request_id_at(engine), "a", FinishReason.STOP)
     await first
-    edge.gateway.dispatchers["m"].on_snapshot(engine, CacheSnapshot(0, keys, medium=Medium.HOST))
+    edge.gateway.dispatchers["m"].engines.on_snapshot(
+        engine, CacheSnapshot(0, keys, medium=Medium.HOST)
+    )
     engine.step(LoadView(prefill_base_s=0.01, prefill_token_s=0.001))
     outcomes = [(392, RestoredTokens(host=392, seconds=0.147)), (0, None)]
     for number, (cached_tokens, restored) in enumerate(outcomes, start=1):

@@ -143,7 +143,7 @@ async def test_what_is_long_counts_without_what_is_cached(make_bench: MakeBench)
     assert bench.send(200, token=12).engine_id == other
     cached = bench.job(400, token=13).prompt.index_keys
     engine = next(engine for engine in engines if engine.card.engine_id == other)
-    bench.dispatcher.on_snapshot(engine, CacheSnapshot(0, cached))
+    bench.dispatcher.engines.on_snapshot(engine, CacheSnapshot(0, cached))
     assert bench.send(400, token=13).engine_id == other
 
 

@@ -87,7 +87,7 @@ async def test_a_fleet_that_takes_long_to_come_back_is_not_waited_for(bench: Ben
     bench.add(FakeEngine("b"))
     lose = bench.dispatcher.fleet.get("b")
     assert lose is not None
-    bench.dispatcher.on_closed(lose.client, "it died, too")
+    bench.dispatcher.engines.on_closed(lose.client, "it died, too")
     with pytest.raises(ModelLoadingError, match="in about") as caught:
         bench.send()
     assert int(caught.value.headers["retry-after"]) > 50
@@ -107,7 +107,7 @@ async def test_a_draining_fleet_is_waited_for_too(bench: Bench) -> None:
     engine = FakeEngine("a")
     bench.add(engine)
     engine.is_accepting = False
-    bench.dispatcher.on_draining(engine)
+    bench.dispatcher.engines.on_draining(engine)
     job = bench.send()
     bench.now_s += 1
     bench.add(FakeEngine("b"))

@@ -61,7 +61,7 @@ async def router() -> AsyncIterator[Router]:
 async def test_it_names_the_engine_that_holds_the_prompt_and_sends_nothing(router: Router) -> None:
     dispatcher = router.gateway.dispatchers["m"]
     held = CacheSnapshot(0, await router.keys_of(CHAT))
-    dispatcher.on_snapshot(router.engines["b"], held)
+    dispatcher.engines.on_snapshot(router.engines["b"], held)
     answer = await router.ask(CHAT)
     assert (answer["engine_id"], answer["model"], answer["source"]) == ("b", "m", "local")
     assert answer["address"] == "127.0.0.1:1"
@@ -140,7 +140,7 @@ async def test_what_was_routed_to_a_lost_engine_is_forgotten_with_it(
     assert lost is not None
     router.engines[lost.engine_id].lose()
     back = FakeEngine(lost.engine_id)
-    dispatcher.add_engine(back)
+    dispatcher.engines.add(back)
     await until(lambda: not lost.routed)
     dispatcher.check_integrity()
     assert dispatcher.fleet.index.num_bytes == 0

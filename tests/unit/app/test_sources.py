@@ -45,7 +45,7 @@ def engine_on(node: str, engine_id: str) -> FakeEngine:
 
 def hold(bench: Bench, engine: FakeEngine, medium: Medium, load: LoadView = FITTED) -> None:
     keys = bench.job(NUM_TOKENS).prompt.index_keys
-    bench.dispatcher.on_snapshot(engine, CacheSnapshot(0, keys, medium=medium))
+    bench.dispatcher.engines.on_snapshot(engine, CacheSnapshot(0, keys, medium=medium))
     engine.step(load)
 
 

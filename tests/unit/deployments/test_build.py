@@ -1,15 +1,19 @@
 """What the builders hand to Serve."""
 
 import inspect
+import json
 from typing import Any
 
+import msgspec
 import pytest
 from pydantic import ValidationError
 from ray.serve import Application
 from ray.serve.deployment import Deployment
 
+from cache_tiers.config import NodeCacheConfig, WeightsConfig
 from deployments.build import build_gateway, build_model
-from deployments.config import GatewayArgs, ModelArgs
+from deployments.config import AutoscalingArgs, GatewayArgs, ModelArgs
+from deployments.plan_messages import ModelWeights
 from engine.config import EngineConfig
 
 
@@ -81,3 +85,69 @@ def test_too_few_devices_are_refused(num_gpus: float, size: int, message: str) -
     with pytest.raises(ValidationError, match=message):
         ModelArgs(name="m", source="x", num_gpus=num_gpus, engine=engine)
     assert ModelArgs(name="m", source="x", num_gpus=0.5, engine=EngineConfig(device="cuda"))
+
+
+def test_an_autoscaler_hangs_below_a_gateway_that_asks_for_one() -> None:
+    without = _deployment_of(build_gateway(GatewayArgs()))
+    assert without.init_args == ("embedded",)
+    gateway = _deployment_of(build_gateway(GatewayArgs(autoscaler=True)))
+    router, bound = gateway.init_args
+    assert router == "embedded"
+    autoscaler = _deployment_of(bound)
+    assert (autoscaler.name, autoscaler._deployment_config.num_replicas) == ("Autoscaler", 1)
+    assert autoscaler.init_args == ("Gateway",)
+    assert autoscaler.ray_actor_options["num_cpus"] == 0
+
+
+def test_serve_acts_at_once_on_the_policy_of_an_autoscaled_model() -> None:
+    args = ModelArgs(
+        name="m",
+        source="x",
+        autoscaling=AutoscalingArgs(min_replicas=0, max_replicas=5),
+        num_cpus=2,
+        resources={"accel_slot": 1},
+    )
+    (engines,) = _deployment_of(build_model(args)).init_args
+    config = _deployment_of(engines)._deployment_config.autoscaling_config
+    assert (config.min_replicas, config.initial_replicas, config.max_replicas) == (0, None, 5)
+    delays = (config.upscale_delay_s, config.downscale_delay_s, config.downscale_to_zero_delay_s)
+    assert delays == (0, 0, 0)
+    assert config.policy.policy_function == "deployments.scaling_policy:ScalingPolicy"
+    assert config.policy.get_policy()(**config.policy.policy_kwargs)
+    assert config.policy.policy_kwargs == {"bundle": {"CPU": 2, "GPU": 0, "accel_slot": 1}}
+
+
+def test_the_policy_says_what_weights_nodes_are_to_hold() -> None:
+    args = ModelArgs(
+        name="m",
+        source="s3://b/m",
+        weights_sha256="ab" * 32,
+        autoscaling=AutoscalingArgs(max_replicas=5),
+        node_cache=NodeCacheConfig(weights=WeightsConfig(host_bytes=7)),
+    )
+    (engines,) = _deployment_of(build_model(args)).init_args
+    config = _deployment_of(engines)._deployment_config.autoscaling_config
+    said = json.loads(json.dumps(config.policy.policy_kwargs["weights"]))
+    weights = msgspec.convert(said, ModelWeights)
+    assert (weights.source, weights.weights_sha256) == (args.source, args.weights_sha256)
+    assert NodeCacheConfig.model_validate(weights.node_cache) == args.node_cache
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"min_replicas": 4, "max_replicas": 3}, "min_replicas is 4, more than max_replicas, 3"),
+        ({"max_replicas": 3, "initial_replicas": 0}, "initial_replicas is 0: take 1 to 3"),
+        ({"max_replicas": 3, "initial_replicas": 4}, "initial_replicas is 4: take 1 to 3"),
+        ({"min_replicas": 1}, "max_replicas\n  Field required"),
+        ({"max_replicas": 0, "min_replicas": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_bounds_that_cannot_hold_are_refused(bounds: dict[str, int], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AutoscalingArgs(**bounds)
+
+
+def test_a_model_has_one_size() -> None:
+    with pytest.raises(ValidationError, match="give num_replicas or autoscaling, not both"):
+        ModelArgs(name="m", source="x", num_replicas=2, autoscaling=AutoscalingArgs(max_replicas=3))

@@ -515,6 +515,7 @@ def test_serve_refuses_a_pulled_model_that_the_engine_does_not_fit(
 ) -> None:
     source = write_checkpoint(make_tiny_model("llama"), tmp_path / "source")
     Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(source / "tokenizer.json"))
+    (source / "headwater.json").unlink()  # it tells of another tokenizer
     args = config["applications"][1]["args"]
     args["source"] = str(source)
     args["engine"]["max_model_len"] = 257

@@ -36,6 +36,12 @@ async def test_every_gateway_is_known_by_what_it_says() -> None:
     assert sorted(await targets.targets(), key=str) == sorted([OWN, OTHER], key=str)
 
 
+async def test_the_autoscaler_among_them_keeps_its_role() -> None:
+    autoscaler = ScrapeTarget("g/a", "autoscaler", "10.0.0.3", 3)
+    targets = Serve(to_metadata(OWN), to_metadata(autoscaler)).targets()
+    assert autoscaler in await targets.targets()
+
+
 async def test_its_own_port_is_known_without_any_answer() -> None:
     serve = Serve(RuntimeError("the application is not there yet"))
     assert await serve.targets().targets() == [OWN]

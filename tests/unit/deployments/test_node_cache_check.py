@@ -88,3 +88,11 @@ def test_its_memory_counts_beside_that_of_the_replicas(tmp_path: Path) -> None:
     assert list(check_resources(file, tmp_path, Machine(4.0, 8 * GIB))) == []
     [fault] = check_resources(file, tmp_path, Machine(4.0, 7 * GIB))
     assert "the node's cache 6144 MiB, 7168 MiB are free: lower" in str(fault)
+
+
+def test_memory_for_weights_counts_as_well(tmp_path: Path) -> None:
+    section = {"host_bytes": 4 * GIB, "weights": {"host_bytes": 2 * GIB}}
+    file = file_with(tmp_path, section)
+    assert list(check_resources(file, tmp_path, Machine(4.0, 8 * GIB))) == []
+    [fault] = check_resources(file, tmp_path, Machine(4.0, 7 * GIB))
+    assert "the node's cache 6144 MiB" in str(fault)

@@ -12,6 +12,7 @@ from cache_tiers.config import NodeCacheConfig
 from cache_tiers.messages import PeerAddress
 from deployments.node_cache import NodeCachePlace
 from deployments.node_cache_keeper import NodeCacheKeeper
+from deployments.weights_host import WeightsLease
 
 PLACE = NodeCachePlace(
     Path("/tmp/x/cache.sock"),
@@ -26,6 +27,7 @@ class Nodes:
     def __init__(self) -> None:
         self.fault: Exception | None = None
         self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.leases: list[WeightsLease | None] = []
         self.find = self
 
     async def ensure(self, config: NodeCacheConfig, node_id: str) -> Any:
@@ -34,7 +36,8 @@ class Nodes:
             raise self.fault
         return self
 
-    async def remote(self, config: NodeCacheConfig) -> NodeCachePlace:
+    async def remote(self, config: NodeCacheConfig, lease: WeightsLease | None) -> NodeCachePlace:
+        self.leases.append(lease)
         return PLACE
 
 
@@ -94,6 +97,31 @@ async def test_a_cache_that_can_not_be_made_is_tried_ever_more_rarely() -> None:
     started_s = time.monotonic()
     await _until_asked(nodes, 5)
     assert time.monotonic() - started_s >= 0.1
+    await keeper.close()
+
+
+async def test_a_lease_is_renewed_while_it_stands() -> None:
+    nodes, lease = Nodes(), WeightsLease("m", "m/1", 15.0)
+    keeper = NodeCacheKeeper(NodeCacheConfig(), "a", ensure=nodes.ensure, period_s=0.001)
+    await keeper.start()
+    keeper.lease = lease
+    await _until_asked(nodes, 4)
+    keeper.lease = None
+    await _until_asked(nodes, 4)
+    await keeper.close()
+    assert nodes.leases[0] is None
+    assert nodes.leases.count(lease) >= 3
+    assert nodes.leases[-1] is None
+
+
+async def test_a_lost_cache_has_no_handle() -> None:
+    nodes = Nodes()
+    keeper = NodeCacheKeeper(NodeCacheConfig(), "a", ensure=nodes.ensure, period_s=0.001)
+    await keeper.start()
+    handles = [keeper.actor]
+    nodes.fault = OSError("its process is gone")
+    await _until_asked(nodes, 2)
+    assert [*handles, keeper.actor] == [nodes, None]
     await keeper.close()
 
 

@@ -115,7 +115,7 @@ def test_an_audit_waits_for_its_time_and_goes_on_in_slices() -> None:
 
 
 def leak_block(engine: Engine, request_id: str) -> None:
-    [sequence] = engine._live[request_id]
+    [sequence] = engine._live.samples_of(request_id)
     engine._blocks._pool.share(sequence.block_tables[0][:1], 1)
 
 
@@ -161,7 +161,7 @@ def test_a_block_counted_free_fails_the_step_and_later_requests_are_served() -> 
     engine.step()
     engine.add(make_request("victim", range(10, 19), 40, timeout_s=1000.0))
     engine.step()
-    [sequence] = engine._live["victim"]
+    [sequence] = engine._live.samples_of("victim")
     engine._blocks._pool.release([sequence.block_tables[0][1]])
 
     clock.now_s = 31.0

@@ -11,7 +11,7 @@ import pytest
 from cache_tiers.block_image import ImageLayout
 from cache_tiers.tier import TierError
 from engine.broadcast_runner import BroadcastRunner
-from engine.errors import StepOutOfMemory
+from engine.errors import KvMemoryError, StepOutOfMemory
 from engine.follower_link import RanksOutOfStep
 from engine.follower_loop import FollowerLoop
 from engine.messages import SamplingParams, TokenLogprobs
@@ -60,6 +60,8 @@ class Recorder:
     error: Exception | None = None
     failed_loads: tuple[int, ...] = ()
     arenas: list[bytes] = field(default_factory=list)
+    has_kv: bool = True
+    kv_error: KvMemoryError | None = None
     calls: list[StepPlan | tuple[SampledToken, ...]] = field(default_factory=list)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -77,6 +79,14 @@ class Recorder:
 
     def detach_arena(self) -> None:
         self.arenas.clear()
+
+    def free_kv(self) -> None:
+        self.has_kv = False
+
+    def allocate_kv(self) -> None:
+        if self.kv_error is not None:
+            raise self.kv_error
+        self.has_kv = True
 
     def close(self) -> None:
         pass
@@ -309,3 +319,41 @@ def test_without_an_arena_on_one_rank_steps_go_on(ranks: Ranks) -> None:
         ranks.meanwhile(lambda leader: leader.attach_arena(memoryview(b"0"), LAYOUT, "/node"))
     ranks.meanwhile(lambda leader: leader.execute(plan(1)))
     assert ranks.others[1].calls == [(), plan(1)]
+
+
+def has_kv(ranks: Ranks) -> list[bool]:
+    return [runner.has_kv for runner in (ranks.own, *ranks.others)]
+
+
+def test_all_ranks_give_their_memory_back_and_have_it_again(ranks: Ranks) -> None:
+    ranks.meanwhile(lambda leader: leader.free_kv())
+    assert has_kv(ranks) == [False] * 3
+    ranks.meanwhile(lambda leader: leader.allocate_kv())
+    assert has_kv(ranks) == [True] * 3
+
+
+@pytest.mark.parametrize(("number", "where"), [(0, ""), (1, "rank 1: "), (2, "rank 2: ")])
+def test_where_one_rank_finds_no_memory_none_keeps_any_and_all_can_try_again(
+    ranks: Ranks, number: int, where: str
+) -> None:
+    runners = [ranks.own, *ranks.others]
+    ranks.meanwhile(lambda leader: leader.free_kv())
+    runners[number].kv_error = KvMemoryError("none is left")
+
+    def fail(leader: BroadcastRunner) -> None:
+        with pytest.raises(KvMemoryError, match=f"^{where}none is left$"):
+            leader.allocate_kv()
+
+    def turn_twice(loop: FollowerLoop) -> None:
+        loop.turn()
+        loop.turn()
+
+    with ThreadPoolExecutor(NUM_FOLLOWERS) as pool:
+        turns = [pool.submit(turn_twice, loop) for loop in ranks.loops]
+        fail(ranks.leader)
+        for done in turns:
+            done.result(timeout=5)
+    assert has_kv(ranks) == [False] * 3
+    runners[number].kv_error = None
+    ranks.meanwhile(lambda leader: leader.allocate_kv())
+    assert has_kv(ranks) == [True] * 3

@@ -9,12 +9,17 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cache_tiers.rung import Rung
+from cache_tiers.weights.messages import Stage
 from engine.config import EngineConfig, EngineSpec
 from engine.engine_metrics import EngineMetrics
 from engine.messages import EngineRequest, LoadView, SamplingParams, TimelineEvent
 from engine.observations import EngineStats, MemoryBytes, StepRecord, TierStats
 from engine.rank_group import RankGroup
 from engine.rank_messages import Ready, StepReport
+from engine.rung_keeper import RungCounts, RungKeeper
+from engine.rung_messages import RungState
+from engine.start_stages import ReplicaStart
 from engine.step_ring import StepRing
 from engine.timelines import Timeline, begin_timeline
 
@@ -40,6 +45,7 @@ STATS = EngineStats(
     num_recomputed_tokens=20,
     num_kv_tokens=500,
     batch_efficiency=0.75,
+    num_moved=6,
     tiers=TierStats(
         is_connected=True,
         num_stored_blocks=11,
@@ -101,13 +107,31 @@ def finished() -> Timeline:
     return timeline
 
 
-def page(*, num_ranks: int = 1) -> Samples:
+@dataclass
+class FakeKeeper:
+    state: RungState
+    counts: RungCounts = field(default_factory=lambda: RungCounts(3, 2, 1))
+
+
+SERVING = RungState(Rung.SERVING)
+START = ReplicaStart(
+    Rung.STAGED, 2.5, (Stage("imports", 0.75), Stage("weights", 1.0), Stage("weights", 0.5))
+)
+
+
+def page(*, num_ranks: int = 1, rung: RungState = SERVING) -> Samples:
     spec = EngineSpec(
         model="m", checkpoint=Path("m"), config=EngineConfig(tensor_parallel_size=num_ranks)
     )
     ready = Ready(100, 2048, 2048, 500, "rev", LoadView(), 1.0, 1.0, MEMORY)
     metrics = EngineMetrics(
-        spec, ready, engine_id="m/1", steps=StepRing(), ranks=cast("RankGroup", FakeRanks())
+        spec,
+        ready,
+        START,
+        engine_id="m/1",
+        steps=StepRing(),
+        ranks=cast("RankGroup", FakeRanks()),
+        rung=cast("RungKeeper", FakeKeeper(rung)),
     )
     report = StepReport([], LOAD, None, 0, STATS, RECORD)
     metrics.record(report, deque([finished()]))
@@ -183,6 +207,13 @@ def test_blocks_of_tiers_are_shown_by_kind() -> None:
     assert value(samples, "kv_tier_failed_blocks_total", kind="disk") == 1
 
 
+def test_a_start_is_shown_by_stages_with_where_it_began() -> None:
+    samples = page()
+    assert value(samples, "start_seconds", rung="staged") == 2.5
+    assert value(samples, "start_stage_seconds", stage="imports") == 0.75
+    assert value(samples, "start_stage_seconds", stage="weights") == 1.5
+
+
 def test_times_of_a_request_are_those_between_its_notes() -> None:
     samples = page()
     for name, expected_s in (("queue", 0.1), ("prefill", 0.3), ("decode", 2.0), ("inference", 2.3)):
@@ -211,3 +242,17 @@ def test_memory_is_of_all_ranks_by_kind(num_ranks: int) -> None:
         "kv_used": 40 * 64 * num_ranks,
     }
     assert other > 1e6  # this very process, in place of the ranks
+
+
+def test_a_parked_replica_has_no_pool_and_says_how_long_its_moves_took() -> None:
+    samples = page(rung=RungState(Rung.PARKED, is_moving=True, wake_s=0.25, sleep_s=1.5))
+    assert value(samples, "rung") == 3
+    assert value(samples, "rung_moving") == 1
+    assert value(samples, "rung_sleeps_total") == 3
+    assert value(samples, "rung_wakes_total") == 2
+    assert value(samples, "rung_failed_wakes_total") == 1
+    assert value(samples, "rung_last_wake_seconds") == 0.25
+    assert value(samples, "rung_last_sleep_seconds") == 1.5
+    assert value(samples, "requests_moved_total") == 6
+    assert value(samples, "kv_cache_usage_perc") == 0
+    assert value(samples, "memory_bytes", kind="kv_pool") == 0

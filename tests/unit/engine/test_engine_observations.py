@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.config import PacedConfig
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.messages import ServiceClass
+from engine.step_output import StepOutput
 from engine.step_time import StepWork
 from tests.unit.engine.fakes import (
     FakeClock,

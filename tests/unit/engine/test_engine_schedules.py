@@ -1,4 +1,5 @@
-"""Random schedules of add, step and abort: blocks stay whole, answers are those got alone.
+"""Random schedules of add, step, abort, handing over and sleep: blocks stay whole, answers are
+those got alone.
 
 With several samples, classes, sliding windows and log probabilities, with and without the prefix
 cache, with memory for the steps or too little. The runner raises where a block is read that was
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from engine.block_audit import BlockAudit
 from engine.config import EngineConfig
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.messages import KEY_STRIDE, CacheEvents, EngineRequest, FinishReason, ServiceClass
+from engine.paced_runner import PacedRunner
+from engine.step_output import StepOutput
 from tests.unit.engine.fakes import (
     Answer,
     answers_alone,
@@ -56,6 +59,16 @@ class Abort:
     index: int | None
 
 
+@dataclass(frozen=True)
+class Leave:
+    """Requests are handed over; then the engine stays, or sleeps and wakes."""
+
+    only_waiting: bool
+    num_steps: int
+    sleeps: bool
+
+
+LEAVES = st.builds(Leave, st.booleans(), st.integers(0, 4), st.booleans())
 ADDS = st.builds(
     Add,
     prefix=st.integers(0, 1),
@@ -84,6 +97,7 @@ OPERATIONS = st.lists(
             st.none() | st.integers(0, 5),
             st.none() | st.integers(0, 3),
         ),
+        LEAVES,
     ),
     min_size=12,
     max_size=40,
@@ -150,6 +164,28 @@ class Watched:
         assert evicted <= self.known_keys
         self.known_keys = (self.known_keys - evicted) | stored
 
+    def leave(self, leave: Leave, answers: dict[str, Answer]) -> None:
+        """And come back; what comes meanwhile is moved."""
+        engine, runner = self.engine, self.engine._runner
+        assert isinstance(runner, PacedRunner)
+        engine.hand_over(only_waiting=leave.only_waiting)
+        for _ in range(leave.num_steps):
+            self.step(answers)
+        if not leave.sleeps:
+            engine.stay()
+            return
+        engine.hand_over(only_waiting=False)
+        while engine._live:
+            self.step(answers)
+        engine.sleep()
+        runner.free_kv()
+        for _ in range(leave.num_steps):
+            output = self.step(answers)
+            assert output.record is None
+            assert output.load.num_free_blocks == 0
+        runner.allocate_kv()
+        engine.wake()
+
     def run_to_end(self, answers: dict[str, Answer]) -> None:
         num_steps = 0
         while self.engine.has_work:
@@ -177,7 +213,7 @@ def test_any_schedule_keeps_blocks_whole_and_answers_as_if_alone(
     config: EngineConfig,
     num_blocks: int,
     windows: tuple[int | None, ...],
-    operations: list[Add | Step | Abort],
+    operations: list[Add | Step | Abort | Leave],
     max_step_tokens: int | None,
 ) -> None:
     runner = make_runner(num_blocks, windows, max_step_tokens=max_step_tokens)
@@ -197,6 +233,8 @@ def test_any_schedule_keeps_blocks_whole_and_answers_as_if_alone(
                     watched.step(answers)
             case Abort():
                 engine.abort(f"r{operation.number}", operation.num_kept, operation.index)
+            case Leave():
+                watched.leave(operation, answers)
         engine.check_integrity()
     watched.run_to_end(answers)
 
@@ -209,6 +247,7 @@ def test_any_schedule_keeps_blocks_whole_and_answers_as_if_alone(
     check_answers(requests, answers, capacity)
     event(f"preemptions: {min(load.num_preemptions, 3)}")
     event(f"out of memory: {min(end.stats.num_out_of_memory_steps, 3)}")
+    event(f"moved: {min(end.stats.num_moved, 3)}")
     event(f"events: {min(watched.num_events, 3)}")
     event(f"prefix hits: {load.num_cached_prompt_tokens > 0}")
 
@@ -248,6 +287,6 @@ def check_answer(request: EngineRequest, answer: Answer, alone: Answer) -> None:
         assert answer.token_ids == alone.token_ids
         assert answer.prompt_logprobs == alone.prompt_logprobs
         assert alone.finish_reason is FinishReason.LENGTH
-    elif answer.finish_reason is not FinishReason.ABORT:
+    elif answer.finish_reason not in (FinishReason.ABORT, FinishReason.MOVED):
         # Ended by a stop token, or by a stop string that the last token completed.
         assert answer.finish_reason is FinishReason.STOP

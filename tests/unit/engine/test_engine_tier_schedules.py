@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cache_tiers.messages import Export
 from engine.config import EngineConfig
 from engine.messages import CacheBreakpoint, EngineRequest, FinishReason
+from engine.paced_runner import PacedRunner
 from tests.unit.engine.fakes import (
     Answer,
     answers_alone,
@@ -24,9 +25,11 @@ from tests.unit.engine.fakes import (
 from tests.unit.engine.test_engine_schedules import (
     ADDS,
     CONFIGS,
+    LEAVES,
     MAX_MODEL_LEN,
     Abort,
     Add,
+    Leave,
     Step,
     check_answer,
     to_request,
@@ -93,6 +96,7 @@ OPERATIONS = st.lists(
             Node,
             st.sampled_from(["down", "up", "up", "silent", "answer", "export", "drain", "time"]),
         ),
+        LEAVES,
     ),
     min_size=12,
     max_size=40,
@@ -139,6 +143,34 @@ def change(tiered: TieredEngine, what: str) -> None:
             tiered.clock.now_s += 1.5
 
 
+def leave_and_come_back(tiered: TieredEngine, leave: Leave) -> None:
+    engine = tiered.engine
+    runner = tiered.runner.inner
+    assert isinstance(runner, PacedRunner)
+    engine.hand_over(only_waiting=leave.only_waiting)
+    for _ in range(leave.num_steps):
+        tiered.turn()
+    if not leave.sleeps:
+        engine.stay()
+        return
+    engine.store_kept()
+    engine.hand_over(only_waiting=False)
+    for _ in range(1000):
+        if not engine._live:
+            break
+        tiered.turn()
+    engine.sleep()
+    assert tiered.node.leases == {}
+    runner.free_kv()
+    for what in ("export", "down", "up")[: leave.num_steps]:
+        change(tiered, what)
+        tiered.turn()
+        assert tiered.desk.num_waiting == 0
+        assert not tiered.desk.writer.is_due
+    runner.allocate_kv()
+    engine.wake()
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     config=CONFIGS,
@@ -156,7 +188,9 @@ def test_any_schedule_with_any_node_answers_as_if_alone(
     num_images: int,
     stock: int,
     check_period: int,
-    operations: list[tuple[Add, list[tuple[int, float]]] | Fill | Step | Abort | Spoil | Node],
+    operations: list[
+        tuple[Add, list[tuple[int, float]]] | Fill | Step | Abort | Spoil | Node | Leave
+    ],
     max_step_tokens: int | None,
     block_s: float,
 ) -> None:
@@ -181,6 +215,8 @@ def test_any_schedule_with_any_node_answers_as_if_alone(
                 spoil(tiered.node, operation)
             case Node():
                 change(tiered, operation.what)
+            case Leave():
+                leave_and_come_back(tiered, operation)
             case Fill():
                 num_tokens = tiered.engine.max_request_tokens - 1
                 requests.append(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from cache_tiers.rung import Rung
 from engine.checkpoints.manifest import build_manifest, write_manifest
 from engine.checkpoints.store import open_checkpoint
 from engine.config import EngineConfig, EngineSpec
@@ -33,9 +34,12 @@ def card_of(folder: Path, *, config: dict[str, object], dtype: str = "bfloat16")
         warm_up_time_s=1.0,
     )
     spec = EngineSpec(
-        model="m", checkpoint=folder, config=EngineConfig.model_validate({"dtype": dtype})
+        model="m",
+        checkpoint=folder,
+        config=EngineConfig.model_validate({"dtype": dtype}),
+        started_from=Rung.STAGED,
     )
-    return make_model_card(spec, checkpoint, ready, engine_id="e")
+    return make_model_card(spec, checkpoint, ready, engine_id="e", start_s=2.5)
 
 
 def test_block_keys_start_alike_for_the_same_model_and_only_then(tmp_path: Path) -> None:
@@ -51,3 +55,8 @@ def test_block_keys_start_alike_for_the_same_model_and_only_then(tmp_path: Path)
 def test_end_tokens_that_the_model_lacks_are_left_out(tmp_path: Path) -> None:
     card = card_of(tmp_path / "a", config={"eos_token_id": [7, 100]})
     assert card.eos_token_ids == [7]
+
+
+def test_where_a_start_began_and_what_it_took_are_told(tmp_path: Path) -> None:
+    card = card_of(tmp_path / "a", config={})
+    assert (card.started_from, card.start_s) == (Rung.STAGED, 2.5)

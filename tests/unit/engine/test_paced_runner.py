@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from cache_tiers.block_image import ImageLayout
+from cache_tiers.rung import Rung
 from engine.config import PacedConfig
 from engine.errors import EngineConfigError, KvMismatchError
 from engine.messages import SamplingParams
@@ -326,3 +327,51 @@ def test_log_probabilities_depend_on_the_tokens_alone() -> None:
     assert drawn is not None
     assert len(drawn.top_ids) == 2
     assert 0 > drawn.logprob == drawn.top_logprobs[0] > drawn.top_logprobs[1]
+
+
+@pytest.mark.parametrize(
+    ("started_from", "staged_start_s", "expected_s"),
+    [
+        (Rung.COLD, 3, [20]),
+        (Rung.ON_DISK, 3, [20]),
+        (Rung.STAGED, 3, [3]),
+        (Rung.PARKED, 3, [3]),
+        (Rung.STAGED, 0, []),
+        (Rung.STAGED, None, [20]),
+    ],
+)
+def test_a_start_from_memory_takes_its_own_time(
+    started_from: Rung, staged_start_s: float | None, expected_s: list[float]
+) -> None:
+    sleeps: list[float] = []
+    PacedRunner(
+        PacedConfig(start_s=20, staged_start_s=staged_start_s),
+        num_blocks=8,
+        block_size_tokens=4,
+        vocab_size=50,
+        eos_token_ids=[2],
+        started_from=started_from,
+        sleep=sleeps.append,
+    )
+    assert sleeps == expected_s
+
+
+def test_a_start_and_a_wake_take_what_they_are_told_and_kv_is_gone_afterwards() -> None:
+    sleeps: list[float] = []
+    runner = PacedRunner(
+        PacedConfig(start_s=20, wake_s=3),
+        num_blocks=8,
+        block_size_tokens=4,
+        vocab_size=50,
+        eos_token_ids=[2],
+        sleep=sleeps.append,
+        clock=lambda: 0.0,
+    )
+    assert sleeps == [20]
+    runner.execute(plan(prefill(0, (1, 2, 3, 4)), admissions=(admission(0, (1,)),)))
+    runner.free_kv()
+    sleeps.clear()
+    runner.allocate_kv()
+    assert sleeps == [3]
+    with pytest.raises(KvMismatchError, match="read where nothing was written"):
+        runner.execute(plan(prefill(0, (5,), start=4), admissions=(admission(0, (1, 2)),)))

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from cache_tiers.block_image import ImageLayout
+from cache_tiers.keys import BlockKey, block_keys
+from cache_tiers.rung import Rung
 from engine.config import EngineConfig, PacedConfig
 from engine.engine import Engine
 from engine.errors import EngineDeadError
@@ -28,11 +30,17 @@ from engine.profile import ProfileOrder
 from engine.rank_messages import (
     FromGateway,
     GatewayGone,
+    HandOver,
     RankCommand,
     RankEvent,
     Record,
+    RungChange,
+    Sleep,
+    Stay,
     StepReport,
+    Wake,
 )
+from engine.sleeper import Sleeper
 from engine.step import ModelRunner, SampledToken, StepPlan, StepResult
 from engine.step_loop import IDLE_POLL_S, MAX_FAILED_STEPS, StepLoop
 from wire.errors import ConnectionClosed
@@ -138,7 +146,8 @@ def bench() -> Iterator[Bench]:
     )
     theirs, ours = socket.socketpair()
     pipe, front = SyncPipe(theirs), SyncPipe(ours)
-    yield Bench(StepLoop(engine, pipe), engine, runner, front, pipe)
+    sleeper = Sleeper(engine, paced)
+    yield Bench(StepLoop(engine, pipe, sleeper=sleeper), engine, runner, front, pipe)
     engine.check_integrity()
     front.close()
     pipe.close()
@@ -325,3 +334,48 @@ def test_an_idle_loop_tells_that_no_steps_came(bench: Bench) -> None:
     profile = turn_until_profile(bench).profile
     assert profile is not None
     assert profile.summary.num_steps == 0
+
+
+def test_a_loop_that_sleeps_says_what_is_lost_and_moves_who_comes(bench: Bench) -> None:
+    prompt = [1 + place % 90 for place in range(8 * CONFIG.block_size_tokens + 1)]
+    keys = list(block_keys(BlockKey(b"r" * 16), prompt, CONFIG.block_size_tokens))
+    sampling = SamplingParams(max_tokens=1, temperature=0)
+    bench.say(1, Submit(EngineRequest("a", prompt, b"r" * 16, [*keys], sampling, timeout_s=60)))
+    report = bench.turn()
+    while not report.frames:
+        report = bench.turn()
+    bench.send(HandOver(only_waiting=True))
+    bench.send(Sleep())
+
+    report = bench.turn()
+
+    assert report.rung_change == RungChange(Rung.PARKED)
+    assert report.events is not None
+    assert report.events.evicted == [keys[7]]
+    assert (report.load.num_free_blocks, report.load.num_blocks) == (0, NUM_BLOCKS)
+    bench.say(2, submit("late"))
+    report = bench.turn()
+    assert deltas_of(report)[2][0].finish_reason is FinishReason.MOVED
+    assert (report.num_submits_taken, report.frames[0].num_finished) == (1, 1)
+    bench.send(Wake())
+    report = bench.turn()
+    assert report.rung_change == RungChange(Rung.SERVING)
+    assert report.load.num_free_blocks == NUM_BLOCKS
+    bench.say(2, submit("next", max_tokens=1))
+    assert deltas_of(bench.turn())[2][0].finish_reason is FinishReason.LENGTH
+
+
+def test_a_loop_that_leaves_moves_its_requests_within_one_step(bench: Bench) -> None:
+    bench.say(1, submit("a"))
+    bench.turn()
+    bench.send(HandOver(only_waiting=False))
+    report = bench.turn()
+    [delta] = deltas_of(report)[1]
+    assert delta.finish_reason is FinishReason.MOVED
+    assert delta.usage is not None
+    assert delta.usage.completion_tokens == 1
+    bench.say(1, submit("crossing"))
+    bench.send(Stay())
+    bench.say(1, submit("b", max_tokens=1))
+    reasons = {delta.request_id: delta.finish_reason for delta in deltas_of(bench.turn())[1]}
+    assert reasons == {"crossing": FinishReason.MOVED, "b": FinishReason.LENGTH}

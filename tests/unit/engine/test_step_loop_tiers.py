@@ -126,11 +126,11 @@ def test_what_media_gained_is_told_without_a_step_and_in_order(bench: Bench) -> 
 def test_a_replica_that_leaves_stores_what_it_keeps_and_says_so(bench: Bench) -> None:
     bench.submit(make_request("a", PROMPT, max_tokens=1))
     bench.reports()
-    bench.front.send(msgspec.msgpack.encode(StoreKept()))
+    bench.front.send(msgspec.msgpack.encode(StoreKept(7)))
 
     reports = bench.reports()
 
-    assert [report.is_kept_stored for report in reports] == [False, True]
+    assert [report.kept_stored for report in reports] == [None, 7]
     assert reports[0].record is not None
     assert reports[0].record.num_stores == 5
     assert len(bench.tiered.node.images) == 5

@@ -10,11 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from cache_tiers.keys import KeySalt, block_keys, root_key
+from cache_tiers.rung import Rung
 from engine.config import EngineConfig, EngineSpec
 from engine.engine import Engine
 from engine.errors import RunnerError
 from engine.messages import EngineRequest, SamplingParams
 from engine.runner import LoadedRunner, create_runner
+from engine.sleeper import Sleeper
 from engine.step import (
     Admission,
     BlockCopy,
@@ -300,3 +302,18 @@ def test_a_plan_without_sequences_only_applies_its_deltas(checkpoint: Path) -> N
     loaded, _ = load(checkpoint)
     assert loaded.runner.execute(plan_of(4, freed=(1, 2))).sampled == ()
     loaded.runner.close()
+
+
+def test_answers_are_the_same_after_sleep_and_read_nothing_of_the_pool_before(
+    checkpoint: Path,
+) -> None:
+    """Windows, sampling state and penalties included; a pool that is new is poisoned, too."""
+    loaded, engine = load(checkpoint)
+    sleeper = Sleeper(engine, loaded.runner)
+    answers = []
+    for _ in range(3):
+        answers.append(answer(engine, make_requests(*ALL_WAYS)))
+        assert sleeper.sleep().rung is Rung.PARKED
+        assert sleeper.wake().rung is Rung.SERVING
+    assert answers[0] == answers[1] == answers[2]
+    engine.close()

@@ -141,3 +141,21 @@ def test_what_will_be_evicted_next_is_stored_ahead_once_even_if_the_node_does_no
     assert writer.take(MANY, HELD.get) == ()
     writer.evicted(1, A, 1)
     assert [t.key for t in writer.take(MANY, HELD.get)] == [A]
+
+
+def test_nothing_is_wanted_while_the_accelerator_holds_nothing() -> None:
+    writer = make_writer(10, 20)
+    writer.want([A])
+    writer.want_partial(PartialBlock(2, B, 2, 3))
+    writer.pause()
+    assert not writer.is_due
+    writer.want([C])
+    assert (writer.num_wanted, writer.is_pending(C)) == (0, False)
+    assert writer.take(MANY, HELD.get) == ()
+    writer.open()  # another node came meanwhile
+    writer.grant([30])
+    writer.want([A])
+    assert not writer.is_due
+    writer.resume()
+    writer.want([A])
+    assert writer.take(MANY, HELD.get) == (BlockTransfer(1, 30, A, 4),)

@@ -108,8 +108,8 @@ class FleetSimulation:
         clock = asyncio.get_running_loop().time
         gateway = Dispatcher("m", config, clock=clock, policy=policy, first_rotation=0, rank=rank)
         for engine in self.engines:
-            client = engine.connect(gateway)
-            gateway.add_engine(client)
+            client = engine.connect(gateway.engines)
+            gateway.engines.add(client)
             client.hear_all()
         return gateway
 

@@ -6,10 +6,11 @@ import asyncio
 
 from app.client import QUERY_TIMEOUT_S, DeltaSink, EngineListener
 from cache_tiers.keys import KeySalt, root_key
+from cache_tiers.rung import Rung
 from engine.cache_mirror import CacheMirror
 from engine.config import EngineConfig
 from engine.credits import CreditLedger
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.kv_geometry import KvGeometry, KvGroup
 from engine.messages import (
     CacheEvents,
@@ -20,6 +21,8 @@ from engine.messages import (
     TokenDelta,
 )
 from engine.paced_runner import PacedRunner
+from engine.rung_messages import RungOrder, RungState
+from engine.step_output import StepOutput
 
 BLOCK_SIZE_TOKENS = 16
 MAX_LEN = 8192
@@ -159,6 +162,8 @@ class SimulatedClient:
         self.load = LoadView()
         self.num_credits = 0
         self.is_accepting = True
+        self.is_draining = False
+        self.rung_state = RungState(Rung.SERVING)
         self.source = source
         self.num_snapshots = 0
         """That were asked for."""
@@ -211,6 +216,12 @@ class SimulatedClient:
     def request_snapshot(self) -> None:
         self.num_snapshots += 1
         asyncio.get_running_loop().call_soon(self.hear_all)
+
+    def set_rung(self, order: RungOrder) -> None:
+        raise NotImplementedError("nobody sleeps in a simulation")
+
+    def set_successor(self, *, exists: bool) -> None:
+        """Nobody leaves."""
 
     async def query(
         self, kind: QueryKind, argument: str, timeout_s: float = QUERY_TIMEOUT_S

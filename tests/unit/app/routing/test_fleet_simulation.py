@@ -81,8 +81,8 @@ def test_a_replica_that_died_leaves_nothing_behind() -> None:
         dead = simulation.engines.pop(max(range(8), key=simulation.num_cached_keys))
         keys = [key for part in dead.mirror.snapshot() for key in part.keys]
         for gateway, client in zip(simulation.gateways, dead.clients, strict=True):
-            gateway.on_closed(client, "it died")
-            gateway.on_step(client, CacheEvents(10**6, keys, []))  # its last words
+            gateway.engines.on_closed(client, "it died")
+            gateway.engines.on_step(client, CacheEvents(10**6, keys, []))  # its last words
             assert all(dead.engine_id not in gateway.fleet.index.match([key]) for key in keys)
             gateway.fleet.index.check_integrity()
         check_indices(simulation)

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoints import downloads as downloads_module
-from engine.checkpoints.downloads import Downloads, RemoteFile
+from engine.checkpoints import transfer as transfer_module
+from engine.checkpoints.downloads import Downloads
 from engine.checkpoints.errors import (
     CorruptCheckpoint,
     SourceUnavailable,
     StoreUnavailable,
     TransferInterrupted,
 )
+from engine.checkpoints.remote_file import RemoteFile
 
 PART = 1000
 CONTENT = random.Random(0).randbytes(20 * PART + 1)
@@ -48,7 +49,7 @@ class Remote:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads_module, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(transfer_module, "_FIRST_PAUSE_S", 0.0)
 
 
 def fetch(folder: Path, *files: RemoteFile) -> dict[str, bytes]:
@@ -202,4 +203,4 @@ def test_few_parts_are_under_way_at_once(tmp_path: Path) -> None:
             reading.discard(begin)
 
     fetch(tmp_path, RemoteFile("file", len(CONTENT), read))
-    assert 1 <= most <= downloads_module._MAX_PARTS_AHEAD
+    assert 1 <= most <= transfer_module._MAX_PARTS_AHEAD
