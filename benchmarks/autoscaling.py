@@ -4,8 +4,8 @@ benchmarks.autoscaling --out FILE``.
 - ``rates``: days of request rates on a fleet of numbers, ours beside published policies and who
   knows the future (`benchmarks.autoscaling_rates`).
 - ``day``: the design case over a day, request by request (`benchmarks.autoscaling_day`).
-- ``windows``: the day's simulation beside the whole simulator; ``--full-size`` at 5,000 requests/s,
-  which takes hours.
+- ``windows``: the day's simulation beside the whole simulator; ``--window-rps 5000`` is the design
+  case's full size, which takes hours and many GiB.
 - ``hits``: nodes and price at several shares of cached prompt tokens.
 
 ``--short`` makes up a trace of its own and simulates minutes: whether everything runs.
@@ -21,8 +21,6 @@ import numpy as np
 
 from benchmarks.autoscaling_day import (
     LEAD_S,
-    PEAK_RPS,
-    SCALE,
     Capacity,
     DayPlan,
     calibrate,
@@ -70,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "lead_s": LEAD_S,
                 "cases": list(options.case),
                 "short": options.short,
-                "full_size": options.full_size,
+                "window_rps": options.window_rps,
             },
             seed=0,
             results=results,
@@ -115,12 +113,12 @@ def _day(plan: DayPlan, options: argparse.Namespace, spec: DaySpec) -> list[Case
 
 def _windows(plan: DayPlan, options: argparse.Namespace, spec: DaySpec) -> list[CaseResult]:
     capacity = calibrate(plan.shape, spec, plan.peak_rps)
-    if options.full_size:
-        plan = DayPlan(plan.trace, plan.day, plan.shape, SCALE * PEAK_RPS)
-        capacity = Capacity(
-            SCALE * capacity.num_replicas, capacity.replica_rps, capacity.replica_concurrency
-        )
-    title = "window_full" if options.full_size else "window_scaled"
+    rps: float | None = options.window_rps
+    if rps is not None:
+        num_replicas = round(capacity.num_replicas * rps / plan.peak_rps)
+        capacity = Capacity(num_replicas, capacity.replica_rps, capacity.replica_concurrency)
+        plan = DayPlan(plan.trace, plan.day, plan.shape, rps)
+    title = f"window_{plan.peak_rps:.0f}_rps"
     windows = measure_windows(plan, spec, capacity, LEAD_S)
     for window in windows:
         print(window, flush=True)
@@ -146,7 +144,7 @@ def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--case", choices=[*_CASES], action="append", help="(default: all)")
     parser.add_argument("--short", action="store_true", help="a small form; needs no files")
     parser.add_argument(
-        "--full-size", action="store_true", help="windows of 5,000 requests/s; takes hours"
+        "--window-rps", type=float, metavar="R", help="peak of the windows (default: the day's)"
     )
     options = parser.parse_args(argv)
     options.case = options.case or [*_CASES]
