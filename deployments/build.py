@@ -4,7 +4,6 @@ Serve reads the type of the one argument from the annotation itself, so annotati
 classes here: postponing them (the `__future__` import) would silently turn typed arguments off.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from deployments.autoscaler import AutoscalerReplica
 from deployments.config import AutoscalingArgs, GatewayArgs, ModelArgs
 from deployments.discovery import ENGINE_DEPLOYMENT
 from deployments.engine_replica import EngineReplica
+from deployments.fitting_nodes import bundle_of
 from deployments.gateway import GatewayReplica
 from deployments.model_root import NO_REPLICAS, ModelRoot
 from deployments.plan_messages import ModelWeights
@@ -58,7 +58,7 @@ def build_model(args: ModelArgs) -> Application:
     }
     engines = serve.deployment(
         name=ENGINE_DEPLOYMENT,
-        **_size(args, reserved),
+        **_size(args),
         graceful_shutdown_timeout_s=args.graceful_shutdown_timeout_s,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
@@ -88,12 +88,11 @@ def _autoscaler() -> Application:
     return deployment.bind(GATEWAY_DEPLOYMENT)
 
 
-def _size(args: ModelArgs, reserved: Mapping[str, Any]) -> dict[str, Any]:
+def _size(args: ModelArgs) -> dict[str, Any]:
     """Options of the engines' deployment: a number, or who finds it."""
     if args.autoscaling is None:
         return {"num_replicas": args.num_replicas}
-    bundle = {"CPU": reserved["num_cpus"], "GPU": reserved["num_gpus"], **reserved["resources"]}
-    policy: dict[str, Any] = {"bundle": bundle}
+    policy: dict[str, Any] = {"bundle": bundle_of(args)}
     if (weights := _weights(args)) is not None:
         policy["weights"] = weights
     return {"autoscaling_config": _autoscaling_config(args.autoscaling, policy)}

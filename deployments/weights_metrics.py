@@ -97,6 +97,12 @@ def _collect_counts(counts: WeightsCounts) -> Iterator[Metric]:
         {(kind,): num for kind, num in counts.num_failures.items()},
         "kind",
     )
+    yield _counter(
+        "failed_origins",
+        "Times that a place didn't give what it should have, and the next one was asked.",
+        {(kind,): num for kind, num in counts.num_failed_origins.items()},
+        "origin",
+    )
     peers = counts.peers
     faults: dict[tuple[str, ...], float] = {
         ("corrupt",): peers.num_corrupt,

@@ -3,7 +3,7 @@
 Must not know how models come or go otherwise.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cache_tiers.weights.arriving_file import ArrivingFile
 from cache_tiers.weights.errors import NoRoom
@@ -23,18 +23,20 @@ class MemoryRoom:
         staged: StagedModels,
         models: Mapping[str, ModelOnNode],
         counts: WeightsCounts,
+        clock: Callable[[], float],
     ) -> None:
         self._memory = memory
         self._staged = staged
         self._models = models
         self._counts = counts
+        self._clock = clock
 
     def make(self, model: ModelOnNode, files: Sequence[WeightFile]) -> list[ArrivingFile]:
         """Raises `NoRoom`, before anything leaves in vain.
 
-        What ranks could make anew leaves first, then models that nobody wants in memory, and for
-        one that a replica waits for also those that are merely ordered: those wanted on the lowest
-        rung first, and of these the longest unused.
+        What ranks could make anew leaves first, then models that nobody wants in memory or that
+        were ordered long ago, and for one that a replica waits for also those that are merely
+        ordered: those wanted on the lowest rung first, and of these the longest unused.
         """
         try:
             return self._memory.make_files(files)
@@ -55,10 +57,11 @@ class MemoryRoom:
                 self._counts.num_evicted += 1
 
     def _victims(self, wanting: ModelOnNode) -> list[ModelOnNode]:
+        now_s, for_a_start = self._clock(), wanting.is_awaited
         victims = [
             model
             for model in self._models.values()
-            if model is not wanting and model.can_be_evicted(for_a_start=wanting.is_awaited)
+            if model is not wanting and model.can_be_evicted(now_s, for_a_start=for_a_start)
         ]
         return sorted(victims, key=lambda model: (model.wanted, model.used_s))
 

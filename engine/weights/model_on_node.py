@@ -15,6 +15,8 @@ from engine.weights.leases import Leases
 
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
+_ORDER_LASTS_S = 600.0
+"""Whoever still wants something says so again, as a plan does every few seconds."""
 _RETRY_WRONG_S = 600.0
 """Asking again doesn't help before somebody has corrected the order or the source."""
 
@@ -66,6 +68,7 @@ class ModelOnNode:
         self.leases = Leases()
         self.used_s = 0.0
         """When somebody last wanted or used it."""
+        self._ordered_s = 0.0
         self.start_stages: tuple[Stage, ...] = ()
         self._replaced: list[Copy] = []
         self._asked: dict[str, Rung] = {}
@@ -93,7 +96,7 @@ class ModelOnNode:
             self._forget_failure()
         self.order = order
         if order.rung > Rung.COLD:
-            self.used_s = now_s
+            self.used_s = self._ordered_s = now_s
 
     def ask(self, asker: str, order: WeightsOrder, now_s: float) -> None:
         """Somebody waits for ``order`` until ``stop_asking``; the standing order stays, unless it
@@ -221,13 +224,15 @@ class ModelOnNode:
             self.in_memory = None
         return leaving
 
-    def can_be_evicted(self, *, for_a_start: bool) -> bool:
+    def can_be_evicted(self, now_s: float, *, for_a_start: bool) -> bool:
         """Whether its memory may go to another model; ``for_a_start``: to one that a replica waits
-        for, which comes before those that are merely ordered."""
+        for, which comes before those that are merely ordered. An order that nobody repeats for ten
+        minutes keeps nothing: who gave it may be gone."""
         copy = self.in_memory
         if copy is None or self.leases.hold(copy.folder) or self.is_awaited:
             return False
-        return for_a_start or self.wanted < Rung.STAGED
+        is_old = now_s - self._ordered_s > _ORDER_LASTS_S
+        return for_a_start or is_old or self.wanted < Rung.STAGED
 
     def evict(self) -> Copy:
         copy = self.in_memory
@@ -256,6 +261,8 @@ class ModelOnNode:
         """Whether who waits for ``order`` gets no more than there is now."""
         if self.reached(order) >= min(order.rung, Rung.STAGED):
             return True
+        if self.order is None or not _mean_same(self.order, order):
+            return True  # somebody wants other weights by now
         return self._failure is not None and not self.is_promoting
 
     def state(self) -> WeightsState:

@@ -82,7 +82,7 @@ class NodeWeights:
             disk=self._disk,
             staged=self._staged,
             memory=self._memory,
-            room=MemoryRoom(self._memory, self._staged, self._models, self.counts),
+            room=MemoryRoom(self._memory, self._staged, self._models, self.counts, clock),
             counts=self.counts,
             limits=limits,
             clock=clock,
@@ -126,7 +126,7 @@ class NodeWeights:
         name that no model can have."""
         model = self._of(order.model)
         model.give(order, self._clock())
-        self._wake.set()
+        self._tell()  # who waits for other weights waits in vain
         return self._with_progress(model.state())
 
     async def reach(self, order: WeightsOrder, timeout_s: float) -> WeightsState:
@@ -138,6 +138,7 @@ class NodeWeights:
         """
         model, asker = self._of(order.model), f"start {next(self._numbers)}"
         model.ask(asker, order, self._clock())
+        self._tell()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):

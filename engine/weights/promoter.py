@@ -99,8 +99,9 @@ class Promoter:
         model.fail(error, self._clock())
 
     def _succeed(self, model: ModelOnNode, promoted: Promoted) -> None:
-        self._counts.num_promotions[promoted.rung.name, promoted.origin] += 1
-        self._counts.num_promoted_bytes[promoted.origin] += promoted.copy.num_bytes
+        if promoted.copy != model.on_disk:  # else it was there, and memory is still short
+            self._counts.num_promotions[promoted.rung.name, promoted.origin] += 1
+            self._counts.num_promoted_bytes[promoted.origin] += promoted.copy.num_bytes
         if promoted.failure is not None:
             self._counts.num_failures[type(promoted.failure).__name__] += 1
             logger.warning(

@@ -30,6 +30,7 @@ def page() -> list[str]:
     counts.num_promotions["STAGED", "source"] = 1
     counts.num_failures["WrongWeights"] = 3
     counts.peers.num_corrupt = 4
+    counts.num_failed_origins["peer"] = 6
     counts.num_evicted = 5
     lent = ChunkServerStats(num_sent_bytes=320)
     stats = Stats(Store(0, 0, {}))
@@ -66,6 +67,7 @@ def test_what_was_brought_from_where_and_what_went_wrong() -> None:
         'headwater:weights_promotions_total{origin="source",rung="staged"} 1.0',
         'headwater:weights_failures_total{kind="WrongWeights"} 3.0',
         'headwater:weights_peer_faults_total{kind="corrupt"} 4.0',
+        'headwater:weights_failed_origins_total{origin="peer"} 6.0',
         "headwater:weights_evicted_total 5.0",
         "headwater:weights_lent_bytes_total 320.0",
     ):

@@ -21,10 +21,13 @@ class Room:
     def __init__(self, folder: Path) -> None:
         self.models: dict[str, ModelOnNode] = {}
         self.available_bytes = 1 << 40
+        self.now_s = 0.0
         self.memory = HostMemory(100 * MIB, available_bytes=lambda: self.available_bytes)
         self.staged = StagedModels(folder / "weights", self.memory, home=folder / "home")
         self.counts = WeightsCounts()
-        self.room = MemoryRoom(self.memory, self.staged, self.models, self.counts)
+        self.room = MemoryRoom(
+            self.memory, self.staged, self.models, self.counts, lambda: self.now_s
+        )
 
     def wanting(self, name: str, rung: Rung = Rung.STAGED, used_s: float = 0.0) -> ModelOnNode:
         model = self.models.setdefault(name, ModelOnNode(name))
@@ -72,6 +75,14 @@ def test_the_longest_unused_of_those_that_nobody_wants_leaves(room: Room) -> Non
     room.make(room.wanting("c"), 50)
     assert room.names == {"a"}
     assert room.counts.num_evicted == 1
+
+
+def test_what_was_ordered_long_ago_leaves_for_what_is_ordered_now(room: Room) -> None:
+    room.stage("a")
+    room.stage("b", used_s=601.0)
+    room.now_s = 601.0
+    room.make(room.wanting("c", used_s=601.0), 50)
+    assert room.names == {"b"}
 
 
 def test_the_lowest_wanted_rung_leaves_first(room: Room) -> None:

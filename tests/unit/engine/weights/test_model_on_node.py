@@ -153,7 +153,7 @@ def test_a_leased_model_stays_until_it_is_released() -> None:
     model.lease("replica", 10.0, 0.0)
     model.give(msgspec.structs.replace(ORDER, rung=Rung.ON_DISK), 0.0)
     assert model.take_leaving() == []
-    assert not model.can_be_evicted(for_a_start=True)
+    assert not model.can_be_evicted(0.0, for_a_start=True)
     assert model.state().num_leases == 1
     model.release("replica", 5.0)
     assert model.take_leaving() == [copy()]
@@ -212,10 +212,28 @@ def test_pins_that_hold_change_nothing() -> None:
 
 def test_only_who_waits_may_evict_what_is_ordered() -> None:
     model = staged()
-    assert not model.can_be_evicted(for_a_start=False)
-    assert model.can_be_evicted(for_a_start=True)
+    assert not model.can_be_evicted(600.0, for_a_start=False)
+    assert model.can_be_evicted(0.0, for_a_start=True)
     model.ask("start 1", ORDER, 0.0)
-    assert not model.can_be_evicted(for_a_start=True)
+    assert not model.can_be_evicted(0.0, for_a_start=True)
+
+
+def test_an_order_that_nobody_repeats_keeps_nothing() -> None:
+    model = staged()
+    model.give(ORDER, 100.0)
+    assert not model.can_be_evicted(700.0, for_a_start=False)
+    assert model.can_be_evicted(700.1, for_a_start=False)
+    model.lease("replica", 1000.0, 700.1)
+    assert not model.can_be_evicted(700.1, for_a_start=False)
+
+
+def test_who_waits_is_told_when_other_weights_are_wanted() -> None:
+    model, other = ModelOnNode("model"), msgspec.structs.replace(ORDER, source="s3://other")
+    model.ask("start 1", ORDER, 0.0)
+    assert not model.is_settled(ORDER)
+    model.give(other, 1.0)
+    assert model.is_settled(ORDER)
+    assert not model.is_settled(other)
 
 
 def test_a_folder_that_somebody_removed_is_made_anew() -> None:

@@ -93,7 +93,7 @@ class Use(RuleBasedStateMachine):
 
     @rule(for_a_start=st.booleans())
     def evict(self, *, for_a_start: bool) -> None:
-        if self.model.can_be_evicted(for_a_start=for_a_start):
+        if self.model.can_be_evicted(self.now_s, for_a_start=for_a_start):
             self.here.remove(self.model.evict().folder)
 
     @invariant()
