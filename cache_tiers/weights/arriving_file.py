@@ -190,6 +190,7 @@ class ArrivingFile:
                 seen = self._num_arrived_bytes
             with self.chunk(index) as content:
                 digest.update(content)
+            self._unmap(index)
         return digest.hexdigest()
 
     def seal(self) -> None:
@@ -209,6 +210,12 @@ class ArrivingFile:
                 self._map = None
                 os.close(self.fd)
                 self.fd = -1
+
+    def _unmap(self, index: int) -> None:
+        """Its bytes stay. Done here it costs what it would in ``seal``, where all wait for it."""
+        memory = self._map
+        if memory is not None:
+            memory.madvise(mmap.MADV_DONTNEED, index * CHUNK_BYTES, self.chunk_bytes(index))
 
     def _add(self, index: int) -> None:
         if not self._has[index]:
