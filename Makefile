@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CPP_FILES := $(wildcard engine/native/source/*)
 INSTALLED := .venv/.installed
 
-.PHONY: help setup serve test unit integration cluster check lint types layers format docs bench fuzz fuzztiers
+.PHONY: help setup serve test unit integration soak cluster check lint types layers format docs bench fuzz fuzztiers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,7 +50,10 @@ unit: setup ## Run the tests that need neither processes nor network
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
 integration: setup ## Run the tests with processes, sockets and the real model
-	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/integration -m "not soak" $(PYTEST_ARGS)
+
+soak: setup ## Run the long forms of tests that CI runs in short
+	$(BIN)/python -m pytest tests/integration -m soak $(PYTEST_ARGS)
 
 cluster: setup ## Run the tests on a real Ray cluster
 	$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)

@@ -84,7 +84,7 @@ def perplexity(
     "num_windows",
     [
         pytest.param(8, id="a fifth of the text"),
-        pytest.param(NUM_TOKENS // WINDOW, id="all of the text", marks=pytest.mark.slow),
+        pytest.param(NUM_TOKENS // WINDOW, id="all of the text", marks=pytest.mark.soak),
     ],
 )
 def test_8_bits_cost_one_percent_of_perplexity_at_most_and_4_bits_five(
