@@ -71,6 +71,13 @@ def check_file(file: ServeFile, *, home: Path, machine: Machine) -> list[Fault]:
     ]
 
 
+def check_for_elsewhere(file: ServeFile, home: Path) -> list[Fault]:
+    """The same for a file that other machines serve: without this one's port, memory and disks."""
+    if file.faults:
+        return file.faults
+    return [*check_names(file), *check_models(file, home), *check_autoscaling(file)]
+
+
 def check_names(file: ServeFile) -> Iterator[Fault]:
     """Applications, models and the gateway's list must agree."""
     seen: set[str] = set()
