@@ -129,6 +129,34 @@ def apply(
 
     lock = DeployLock(clients, card.config_bucket, holder=socket.gethostname(), now_s=time.time)
     with serve_of(clients, card, args.address) as serve:
+        version = put_in_force(
+            text, serve=serve, history=ConfigHistory(clients, card), lock=lock, seen=seen, why=why
+        )
+        _say(f"version {version} is in force")
+        names = application_names(document_of(text))
+        try:
+            wait_until_running(names, serve, timeout_s=args.timeout_s, report=_say, clock=Clock())
+        except ClusterError as error:
+            print(
+                f"version {version} is in force, but: {error}; see headwater status, or go back "
+                "with headwater rollback",
+                file=sys.stderr,
+            )
+            return 1
+    print(f"all applications run: {card.endpoint}")
+    return 0
+
+
+def _redeploy(args: argparse.Namespace) -> int:
+    from deployments.aws.aws_clients import aws_clients
+    from deployments.aws.cluster_access import serve_of
+    from deployments.aws.cluster_directory import read_card
+    from deployments.aws.config_history import ConfigHistory
+    from deployments.aws.deployment_run import Clock, redeploy_in_force
+
+    clients = aws_clients(args.region)
+    card = read_card(clients, args.cluster)
+    with serve_of(clients, card, args.address) as serve:
         version = redeploy_in_force(
             serve, ConfigHistory(clients, card), timeout_s=args.timeout_s, clock=Clock()
         )
