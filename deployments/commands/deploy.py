@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from deployments.aws.aws_clients import AwsClients
     from deployments.aws.cluster_card import ClusterCard
     from deployments.aws.config_history import ConfigVersion
+    from deployments.faults import Fault
+    from deployments.serve_file import ServeFile
 
 HELP = "serve a `serve run` file on a cluster that Terraform made"
 
@@ -78,7 +81,7 @@ def _deploy(args: argparse.Namespace) -> int:
     from deployments.aws.errors import FileUnfit
     from deployments.aws.model_upload import Uploads
     from deployments.environment import headwater_home
-    from deployments.preflight import check_for_elsewhere
+    from deployments.preflight import check_for_elsewhere, check_models
     from deployments.serve_file import read_serve_file
 
     home = headwater_home()
@@ -88,9 +91,7 @@ def _deploy(args: argparse.Namespace) -> int:
         clients = aws_clients(args.region)
         card = read_card(clients, args.cluster)
         faults = list(check_fit(file, card))
-    for fault in faults:
-        print(file.describe(fault), file=sys.stderr)
-    if faults:
+    if _complain(file, faults):
         return 1
     check_way(clients, card, args.address)  # before an hour of uploads
     seen = ConfigHistory(clients, card).current()
@@ -102,6 +103,8 @@ def _deploy(args: argparse.Namespace) -> int:
         _say(change)
     if not args.keep_sources:
         Uploads(clients.s3, card.weights_bucket, home, _say).rewrite(file, document)
+        if _complain(file, check_models(file, home)):  # of those that have just come, too
+            return 1
     return apply(
         args, clients, card, render(document), seen=seen, why=f"deploy of {args.file.name}"
     )
@@ -125,7 +128,12 @@ def apply(
     from deployments.aws.deploy_lock import DeployLock
     from deployments.aws.deployment_run import (
         Clock,
+        application_names,
+        document_of,
+        put_in_force,
+        wait_until_running,
     )
+    from deployments.aws.errors import ClusterError
 
     lock = DeployLock(clients, card.config_bucket, holder=socket.gethostname(), now_s=time.time)
     with serve_of(clients, card, args.address) as serve:
@@ -162,6 +170,14 @@ def _redeploy(args: argparse.Namespace) -> int:
         )
     _say("nothing to do" if version is None else f"Serve has version {version} again")
     return 0
+
+
+def _complain(file: "ServeFile", faults: Iterable["Fault"]) -> bool:
+    """Whether there was anything to complain about."""
+    lines = [file.describe(fault) for fault in faults]
+    for line in lines:
+        print(line, file=sys.stderr)
+    return bool(lines)
 
 
 def _say(line: str) -> None:
