@@ -5,11 +5,13 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import boto3
 import msgspec
+import psutil
 import pytest
 from botocore.config import Config
 
@@ -122,10 +124,13 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 def children() -> list[int]:
     """Of this process: those that read a source."""
-    tasks = Path("/proc/self/task").iterdir()
-    pids = [pid for task in tasks for pid in (task / "children").read_text().split()]
-    module = b"engine.weights.source_process"
-    return [int(pid) for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [child.pid for child in psutil.Process().children() if _reads_a_source(child)]
+
+
+def _reads_a_source(child: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return "engine.weights.source_process" in child.cmdline()
+    return False
 
 
 async def until(condition: Callable[[], object]) -> None:
