@@ -21,11 +21,15 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CPP_FILES := $(wildcard engine/native/source/*)
 INSTALLED := .venv/.installed
+# Of its own environment, since it pins older versions of what we use.
+CHECKOV := checkov==3.3.30
+CHECKOV_HOME := build/checkov
 
-.PHONY: help setup serve test unit integration soak cluster check lint types layers format docs bench fuzz fuzztiers
+.PHONY: help setup serve test unit integration soak cluster terraform-test check lint types layers format docs bench \
+  fuzz fuzztiers
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Make .venv with the tested versions (once; again when they change)
 
@@ -56,7 +60,17 @@ soak: setup ## Run the long forms of tests that CI runs in short
 	$(BIN)/python -m pytest tests/integration -m soak $(PYTEST_ARGS)
 
 cluster: setup ## Run the tests on a real Ray cluster
-	$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/cluster -m "not terraform" $(PYTEST_ARGS)
+
+terraform-test: setup $(CHECKOV_HOME)/.installed ## Prove the Terraform code and the scaling loop on a mock AWS
+	$(BIN)/python -m pytest tests/terraform tests/cluster -m terraform $(PYTEST_ARGS)
+
+# Its tests are skipped, with the reason, where it can't be installed.
+$(CHECKOV_HOME)/.installed: Makefile
+	@$(PYTHON) -m venv $(CHECKOV_HOME)
+	@if $(CHECKOV_HOME)/bin/python -m pip --disable-pip-version-check install --quiet --retries 1 --timeout 15 \
+	  '$(CHECKOV)'; \
+	  then touch $@; else echo "Going on without $(CHECKOV), which could not be installed." >&2; fi
 
 check: lint types layers unit ## Check format, lint, types, layers and unit tests
 
