@@ -18,6 +18,7 @@ IMAGE_SCRIPTS = ("build.sh", "provision.sh")
 SECRET = re.compile(
     r"AKIA[0-9A-Z]{16}|BEGIN [A-Z ]*PRIVATE KEY|\b[0-9a-f]{48,}\b|password", re.IGNORECASE
 )
+UNIT = re.compile(r"cat >/etc/systemd/system/(\S+) <<'UNIT'\n(.*?)\nUNIT\n", re.DOTALL)
 
 
 def test_there_is_a_golden_file_for_each_kind_of_node() -> None:
@@ -81,9 +82,7 @@ def test_scripts_and_units_inside_are_whole(name: str, tmp_path: Path) -> None:
         shellcheck = Path(sys.executable).with_name("shellcheck")
         if shellcheck.exists():
             subprocess.run([shellcheck, file], check=True)
-    units = dict(
-        re.findall(r"cat >/etc/systemd/system/(\S+) <<'UNIT'\n(.*?)\nUNIT\n", text, re.DOTALL)
-    )
+    units = dict(UNIT.findall(text))
     started = set(re.findall(r"headwater-[a-z-]+\.(?:service|timer)", _last_enabled(text)))
     assert started <= set(units)
     assert {"headwater-ray.service", "headwater-agent.service"} <= started
