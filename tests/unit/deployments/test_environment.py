@@ -8,6 +8,9 @@ import pytest
 from deployments.environment import (
     child_environment,
     headwater_home,
+    instance_id,
+    instance_metadata_url,
+    ray_node_type,
     temporary_roots,
     traces_folder,
 )
@@ -25,6 +28,26 @@ def test_traces_lie_where_the_variable_says_or_nowhere(monkeypatch: pytest.Monke
     assert traces_folder() == Path("/srv/traces")
     monkeypatch.setenv("HEADWATER_TRACES", "")
     assert traces_folder() is None
+
+
+def test_an_instance_learns_about_itself_where_the_variable_says_or_where_ec2_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1338")
+    assert instance_metadata_url() == "http://127.0.0.1:1338"
+    monkeypatch.delenv("AWS_EC2_METADATA_SERVICE_ENDPOINT")
+    assert instance_metadata_url() == "http://169.254.169.254"
+
+
+def test_a_node_has_the_instance_and_the_type_it_was_given_or_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_CLOUD_INSTANCE_ID", "i-1")
+    monkeypatch.setenv("RAY_NODE_TYPE_NAME", "h100")
+    assert (instance_id(), ray_node_type()) == ("i-1", "h100")
+    monkeypatch.delenv("RAY_CLOUD_INSTANCE_ID")
+    monkeypatch.delenv("RAY_NODE_TYPE_NAME")
+    assert (instance_id(), ray_node_type()) == (None, None)
 
 
 def test_a_child_gets_the_environment_with_the_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
