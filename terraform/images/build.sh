@@ -13,7 +13,7 @@ set -euo pipefail
 readonly BASE=/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id
 readonly ONLINE_S=600 INSTALL_S=3600
 
-region='' subnet='' group='' profile='' bucket='' wheel_key='' extras=cuda kms_key='' type=m7i.2xlarge
+region='' subnet='' security_group='' profile='' bucket='' wheel_key='' extras=cuda kms_key='' type=m7i.2xlarge
 instance='' folder=''
 
 fail() {
@@ -27,7 +27,7 @@ read_arguments() {
     case $1 in
       --region) region=$2 ;;
       --subnet) subnet=$2 ;;
-      --security-group) group=$2 ;;
+      --security-group) security_group=$2 ;;
       --profile) profile=$2 ;;
       --bucket) bucket=$2 ;;
       --wheel-key) wheel_key=$2 ;;
@@ -39,7 +39,7 @@ read_arguments() {
     shift 2
   done
   local name
-  for name in region subnet group profile bucket wheel_key; do
+  for name in region subnet security_group profile bucket wheel_key; do
     [[ -n ${!name} ]] || fail "--${name//_/-} is missing: see the head of this file"
   done
   # They go into a command that runs as root.
@@ -64,7 +64,7 @@ start_instance() {
   disk='{"VolumeType":"gp3","VolumeSize":100,"Throughput":500,"Encrypted":true,"DeleteOnTermination":true'
   disk+=${kms_key:+",\"KmsKeyId\":\"$kms_key\""}'}'
   instance=$(ec2 run-instances --image-id "$image" --instance-type "$type" --subnet-id "$subnet" \
-    --security-group-ids "$group" --iam-instance-profile "Name=$profile" \
+    --security-group-ids "$security_group" --iam-instance-profile "Name=$profile" \
     --metadata-options 'HttpTokens=required,HttpPutResponseHopLimit=1' \
     --block-device-mappings "[{\"DeviceName\":\"/dev/sda1\",\"Ebs\":$disk}]" \
     --tag-specifications 'ResourceType=instance,Tags=[{Key=Name,Value=headwater-image}]' \

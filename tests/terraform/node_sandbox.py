@@ -13,7 +13,7 @@ TOKEN = "0f" * 32
 WHEEL_KEY = "wheels/1f2e3d/headwater-0.1.0-py3-none-any.whl"
 
 _REAL = (
-    "awk", "bash", "cat", "chmod", "cmp", "cp", "env", "grep", "mktemp", "mv", "rm", "tee", "tr",
+    "awk", "bash", "cat", "chmod", "cmp", "env", "grep", "mktemp", "mv", "rm", "tee", "tr",
 )  # fmt: skip
 _RECORD = '#!/bin/bash\necho "${0##*/} $*" >>"$SANDBOX/calls"\n'
 _STAND_INS = {

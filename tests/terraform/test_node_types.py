@@ -1,7 +1,10 @@
 """What pools tell Ray's node provider and the cluster's card is what those read."""
 
+from pathlib import Path
+
 import pytest
 import yaml
+from ray.autoscaler.v2.instance_manager.config import FileConfigReader
 
 from deployments.aws.cluster_card import PoolCard
 from deployments.aws.launch_config import LaunchConfig, Market
@@ -50,3 +53,18 @@ def test_the_autoscaler_file_holds_launch_configs() -> None:
     assert list(pools) == ["h100"]
     offers = LaunchConfig.model_validate(pools["h100"]["node_config"]).offers
     assert offers[0].instance_types == ("p5.48xlarge", "p5e.48xlarge")
+
+
+def test_ray_reads_the_autoscaler_file(tmp_path: Path) -> None:
+    run = mocked_runs("head", "head.tftest.hcl")[
+        "the_autoscaler_file_has_all_that_rays_monitor_reads"
+    ]
+    path = tmp_path / "autoscaler.yaml"
+    path.write_text(run.outputs["autoscaler_yaml"], encoding="utf-8")
+    config = FileConfigReader(str(path)).get_cached_autoscaling_config()
+    pool = config.get_node_type_configs()["h100"]
+    assert (pool.resources, pool.labels) == ({"CPU": 160, "GPU": 8}, {"headwater.pool": "h100"})
+    assert (pool.min_worker_nodes, pool.max_worker_nodes) == (0, 4)
+    assert config.get_idle_timeout_s() == 90
+    assert config.get_max_num_worker_nodes() == 4
+    assert config.get_head_node_type() == "head"
