@@ -90,9 +90,10 @@ format: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
-docs: setup ## Write docs/configuration.md and docs/capacity.md from the code and the results
+docs: setup ## Write the pages of docs/ that come from the code and the results
 	$(BIN)/python -m deployments.config_reference > docs/configuration.md
 	$(BIN)/python -m benchmarks.capacity > docs/capacity.md
+	$(BIN)/python -m benchmarks.cold_start_budget > docs/cold_start_budget.md
 
 bench: setup ## Measure the engine without HTTP
 	@mkdir -p $(dir $(BENCH_OUT))
