@@ -51,10 +51,10 @@ def aws_endpoint(patch: pytest.MonkeyPatch) -> Iterator[str]:
         server.stop()
 
 
-def make_cluster(name: str) -> AwsCluster:
+def make_cluster(name: str, *, token: str = TOKEN) -> AwsCluster:
     """With a head in service and no worker; ``name`` is used once."""
     clients = aws_clients(REGION)
-    secret = clients.secrets.create_secret(Name=f"{name}-token", SecretString=TOKEN)
+    secret = clients.secrets.create_secret(Name=f"{name}-token", SecretString=token)
     card = ClusterCard(
         format=1,
         name=name,
