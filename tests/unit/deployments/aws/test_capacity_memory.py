@@ -28,7 +28,8 @@ def test_a_refusal_holds_for_its_place_alone_until_its_end() -> None:
     other = Place(Market.ON_DEMAND, PLACE.instance_type, PLACE.zone)
     assert memory.in_force(other, 5.0) is None
     refusal = memory.in_force(PLACE, 5.0 + FIRST_BACK_OFF_S - 0.001)
-    assert refusal is not None and refusal.code == CODE
+    assert refusal is not None
+    assert refusal.code == CODE
     assert memory.in_force(PLACE, 5.0 + FIRST_BACK_OFF_S) is None
 
 
