@@ -33,7 +33,7 @@ _TERMINATE_BATCH = 100
 _ALIVE = ("pending", "running")
 
 
-class FleetProvider(NodeProvider):  # type: ignore[misc]
+class FleetProvider(NodeProvider):
     """Of one cluster. ``provider_config`` has a region."""
 
     def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
