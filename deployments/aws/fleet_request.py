@@ -66,11 +66,13 @@ def fleet_request(
             "TotalTargetCapacity": count,
             "DefaultTargetCapacityType": _TARGETS[offer.market],
         },
+        # The head may only make what carries the cluster's tag, fleets included.
         "TagSpecifications": [
             {
-                "ResourceType": "instance",
+                "ResourceType": kind,
                 "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
             }
+            for kind in ("fleet", "instance")
         ],
     }
     if offer.market is Market.SPOT:
