@@ -35,7 +35,7 @@ variables {
 
 run "each_zone_gets_a_private_and_a_public_subnet" {
   assert {
-    condition = { for zone, subnet in aws_subnet.private : zone => subnet.cidr_block } == tomap({
+    condition = jsonencode({ for zone, subnet in aws_subnet.private : zone => subnet.cidr_block }) == jsonencode({
       us-east-1a = "10.40.0.0/20"
       us-east-1b = "10.40.16.0/20"
       us-east-1c = "10.40.32.0/20"
@@ -44,7 +44,7 @@ run "each_zone_gets_a_private_and_a_public_subnet" {
   }
 
   assert {
-    condition = { for zone, subnet in aws_subnet.public : zone => subnet.cidr_block } == tomap({
+    condition = jsonencode({ for zone, subnet in aws_subnet.public : zone => subnet.cidr_block }) == jsonencode({
       us-east-1a = "10.40.240.0/24"
       us-east-1b = "10.40.241.0/24"
       us-east-1c = "10.40.242.0/24"
@@ -81,7 +81,7 @@ run "one_way_out_serves_all" {
   }
 
   assert {
-    condition     = keys(aws_nat_gateway.this) == ["us-east-1a"] && keys(aws_eip.nat) == ["us-east-1a"]
+    condition     = jsonencode(keys(aws_nat_gateway.this)) == jsonencode(["us-east-1a"]) && jsonencode(keys(aws_eip.nat)) == jsonencode(["us-east-1a"])
     error_message = "One gateway, in the first zone."
   }
 

@@ -36,7 +36,7 @@ run "old_images_go" {
   }
 
   assert {
-    condition     = [for rule in jsondecode(aws_ecr_lifecycle_policy.this.policy).rules : "${rule.selection.tagStatus} ${rule.selection.countNumber}"] == ["untagged 1", "any 3"]
+    condition     = jsonencode([for rule in jsondecode(aws_ecr_lifecycle_policy.this.policy).rules : "${rule.selection.tagStatus} ${rule.selection.countNumber}"]) == jsonencode(["untagged 1", "any 3"])
     error_message = "Without a tag after a day, others beyond the number."
   }
 
