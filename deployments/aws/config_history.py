@@ -58,6 +58,14 @@ class ConfigHistory:
         versions = self.versions()
         return versions[-1] if versions else None
 
+    def pointer(self) -> ConfigVersion | None:
+        """The same without who and why: all that a head may read."""
+        with aws_errors(f"read {self._parameter}"):
+            try:
+                return _version(self._ssm.get_parameter(Name=self._parameter)["Parameter"])
+            except self._ssm.exceptions.ParameterNotFound:
+                return None
+
     def before(self, number: int | None) -> ConfigVersion:
         """Version ``number``; None: the last one that named another file than the one in force.
 

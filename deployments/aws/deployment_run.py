@@ -91,12 +91,12 @@ def redeploy_in_force(
             if clock.now_s() >= deadline_s:
                 raise
             clock.sleep(POLL_S)
-    current = history.current()
+    current = history.pointer()
     if current is None:
         return None
     while True:
         serve.put(document_of(history.read(current)))
-        latest = history.current()
+        latest = history.pointer()
         if latest is None or latest.key == current.key:
             return current.version
         current = latest

@@ -86,6 +86,10 @@ class FakeSsm:
         ]
         return [{"Parameters": entries}]
 
+    def get_parameter(self, *, Name: str) -> dict[str, Any]:  # noqa: N803
+        entry = self.paginate(Name=Name)[0]["Parameters"][-1]
+        return {"Parameter": {key: entry[key] for key in ("Value", "Version", "LastModifiedDate")}}
+
     def put_parameter(self, **fields: Any) -> dict[str, Any]:
         self.before_put()
         if self.values and not fields["Overwrite"]:
