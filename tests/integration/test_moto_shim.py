@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from tests.terraform.moto_shim import REGION, MockAws, mock_aws
 
-pytestmark = pytest.mark.terraform
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
