@@ -9,6 +9,7 @@ What is mended, each because moto 5.2 lacks it or differs from EC2 and S3:
 Knows no module of ours.
 """
 
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -49,15 +50,13 @@ class MockAws:
 
     def client(self, service: str, region: str = REGION) -> Any:
         """A client of the account's owner."""
-        return self._session("testing", "testing", None, region).client(
-            service, endpoint_url=self.url
-        )
+        return _session("testing", "testing", None, region).client(service, endpoint_url=self.url)
 
     def client_as(self, role_arn: str, service: str) -> Any:
         """A client with a role's credentials."""
         answer = self.client("sts").assume_role(RoleArn=role_arn, RoleSessionName="proof")
         given = answer["Credentials"]
-        session = self._session(
+        session = _session(
             given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"], REGION
         )
         return session.client(service, endpoint_url=self.url)
@@ -78,8 +77,11 @@ class MockAws:
         _placement_groups.clear()
         _reservations.clear()
 
-    def _session(self, key: str, secret: str, token: str | None, region: str) -> boto3.Session:
-        return boto3.Session(key, secret, token, region_name=region)
+
+@functools.cache
+def _session(key: str, secret: str, token: str | None, region: str) -> boto3.Session:
+    """Kept, as each reads the descriptions of its services anew."""
+    return boto3.Session(key, secret, token, region_name=region)
 
 
 @contextmanager
