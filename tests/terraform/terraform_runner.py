@@ -159,7 +159,11 @@ def plugin_arguments() -> list[str]:
 
 
 def copied_root(parent: Path, name: str, aws: MockAws | None, timings: Timings) -> Root:
-    """Copies all of ``terraform/`` below ``parent``; ``name`` is like ``environments/dev``."""
+    """Copies all of ``terraform/`` below ``parent``; ``name`` is like ``environments/dev``.
+
+    What is served by examples of its tests lies beside it.
+    """
+    shutil.copytree(SOURCE.parent / "configs", parent / "configs", dirs_exist_ok=True)
     copy = parent / "terraform"
     shutil.copytree(
         SOURCE, copy, ignore=shutil.ignore_patterns(".terraform", "*.tfstate*"), dirs_exist_ok=True
