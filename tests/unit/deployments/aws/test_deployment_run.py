@@ -199,7 +199,7 @@ def test_waiting_ends_after_its_time_and_says_what_is_missing() -> None:
 
 def test_waiting_bears_a_short_silence_and_no_long_one() -> None:
     running = states(alpha="RUNNING", beta="RUNNING")
-    wait(FakeServe([ServeAway("away")] * 5 + [running]), Time(), [])
+    wait(FakeServe([*[ServeAway("away")] * 5, running]), Time(), [])
     time = Time()
     with pytest.raises(ServeAway):
         wait(FakeServe([ServeAway("away")]), time, [], timeout_s=1000)
