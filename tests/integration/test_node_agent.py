@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.aws_loop_metadata import Metadata, metadata_server
 from deployments.aws.instance_metadata import InstanceMetadata, MetadataAway
 from deployments.aws.node_agent import DrainFailed, NodeAgent, run_drain
 from deployments.aws.notices import (
@@ -17,7 +18,6 @@ from deployments.aws.notices import (
     Notice,
 )
 from deployments.local_environment import free_port
-from tests.integration.metadata_server import Metadata, metadata_server
 
 AT_S = 1_505_722_920.0
 SPOT = '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
