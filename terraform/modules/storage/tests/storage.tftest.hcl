@@ -52,7 +52,7 @@ run "nobody_comes_without_tls_and_only_loggers_write_logs" {
     condition = alltrue([
       for kind, policy in aws_s3_bucket_policy.this : anytrue([
         for statement in jsondecode(policy.policy).Statement :
-        statement.Effect == "Deny" && statement.Action == "s3:*" && statement.Condition.Bool["aws:SecureTransport"] == "false"
+        statement.Effect == "Deny" && statement.Action == "s3:*" && try(statement.Condition.Bool["aws:SecureTransport"], "") == "false"
       ])
     ])
     error_message = "Requests without TLS are denied."
