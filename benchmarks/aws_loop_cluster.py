@@ -197,7 +197,7 @@ def _start_head(
     path.write_text(yaml.safe_dump(autoscaler_file(cloud)), "utf-8")
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
-        *("--disable-usage-stats"),
+        "--disable-usage-stats",
         *("--port", gcs_address.rpartition(":")[2], "--autoscaling-config", str(path)),
         *("--dashboard-host", "127.0.0.1", "--dashboard-port", str(ports.dashboard)),
         *("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", "100000000"),

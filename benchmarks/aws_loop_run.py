@@ -16,7 +16,7 @@ NUM_FIRST = 6
 FIRST_TOKENS = 20
 LONG_TOKENS = 900
 """45 s at the engine's pace: longer than another node takes to come."""
-NOTICE_S = 60.0
+NOTICE_S = 25.0
 """Between the notice and the end of the instance; two minutes on EC2."""
 _BETWEEN_S = 2.0
 _LONG_PROMPT = "Tell me a long story about a lighthouse."
