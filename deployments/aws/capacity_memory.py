@@ -20,6 +20,8 @@ class Place:
     market: Market
     instance_type: str
     zone: str
+    reservation: str = ""
+    """What tells capacity of one's own from other such capacity; empty where all ask the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,7 @@
 Knows EC2's client and what it answers; must not know Ray.
 """
 
-import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from deployments.aws.aws_clients import aws_errors, error_code
@@ -13,45 +11,16 @@ from deployments.aws.capacity_memory import CapacityMemory, Place
 from deployments.aws.errors import AwsRefused
 from deployments.aws.fleet_request import fleet_request, offer_places
 from deployments.aws.launch_config import Offer
-
-logger = logging.getLogger("headwater.fleet_launch")
-
-CAPACITY_CODES = frozenset(
-    {
-        "InsufficientInstanceCapacity",
-        "InsufficientHostCapacity",
-        "InsufficientReservedInstanceCapacity",
-        "InsufficientCapacity",
-        "InsufficientFreeAddressesInSubnet",
-        "ReservationCapacityExceeded",
-        "SpotMaxPriceTooLow",
-        "UnfulfillableCapacity",
-        "Unsupported",
-    }
+from deployments.aws.launch_report import (
+    UNREACHABLE,
+    LaunchReport,
+    is_for_all_markets,
+    is_shortage,
 )
-QUOTA_CODES = frozenset(
-    {
-        "InstanceLimitExceeded",
-        "MaxSpotInstanceCountExceeded",
-        "MaxSpotFleetRequestCountExceeded",
-        "VcpuLimitExceeded",
-    }
-)
-_DENIED_CODES = frozenset({"UnauthorizedOperation", "AccessDenied", "UnauthorizedException"})
-_THROTTLED_CODES = frozenset({"RequestLimitExceeded", "Throttling", "ThrottlingException"})
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """Why there are fewer instances than asked for."""
-
-    category: str
-    """Under 20 characters, as Ray shows it."""
-    words: str
 
 
 class FleetLaunch:
-    """``clock`` gives seconds and never goes back."""
+    """Of one cluster, used by many threads. ``clock`` gives seconds and never goes back."""
 
     def __init__(self, ec2: Any, memory: CapacityMemory, clock: Callable[[], float]) -> None:
         self._ec2 = ec2
@@ -65,127 +34,86 @@ class FleetLaunch:
         count: int,
         tags: Mapping[str, str],
         new_token: Callable[[], str],
-    ) -> tuple[list[str], Shortage | None]:
-        """Ids of tagged instances; with fewer than ``count`` also why."""
-        launched: list[str] = []
-        codes: dict[str, list[str]] = {}
-        retry_s: list[float] = []
+    ) -> LaunchReport:
+        """EC2 tags instances as it launches them, or launches none. ``new_token`` gives another
+        one each time."""
+        report = LaunchReport(pool, count)
         for offer in offers:
-            lacking = count - len(launched)
-            if lacking == 0:
+            if report.lacking <= 0:
                 break
-            asked = codes.setdefault(offer.market.value, [])
-            places = []
-            for place in offer_places(offer):
-                refusal = self._memory.in_force(place, self._clock())
-                if refusal is None:
-                    places.append(place)
-                else:
-                    asked.append(f"{refusal.code} lately")
-                    retry_s.append(refusal.until_s)
+            places = self._open_places(offer, report)
             if not places:
                 continue
-            request = fleet_request(offer, places, lacking, tags, new_token())
+            request = fleet_request(offer, places, report.lacking, tags, new_token())
             try:
-                with aws_errors(f"launch nodes of pool {pool} ({offer.market})"):
+                with aws_errors("ask EC2 for instances"):
                     answer = self._ec2.create_fleet(**request)
             except AwsRefused as error:
-                code = error_code(error.__cause__) if isinstance(error.__cause__, Exception) else ""
-                if code not in CAPACITY_CODES | QUOTA_CODES:
-                    return launched, Shortage(_category(code), f"{error}{_remedy(code)}")
-                asked.append(code)
-                retry_s += [self._refused(place, code) for place in places]
-                continue
-            for fault in answer.get("Errors", []):
-                code = fault.get("ErrorCode", "?")
-                asked.append(code)
-                retry_s += [
-                    self._refused(place, code) for place in _places_of(fault, offer, places)
-                ]
-            try:
-                launched += self._tagged(answer, offer, tags)
-            except AwsRefused as error:
-                return launched, Shortage("TaggingFailed", f"pool {pool}: {error}")
-        if len(launched) >= count:
-            return launched, None
-        return launched, self._shortage(pool, count, len(launched), codes, retry_s)
+                code, words = _refusal(error)
+                self._take_error(code, words, offer, places, report)
+                if is_for_all_markets(code):
+                    break
+            else:
+                self._take_answer(answer, offer, places, report)
+        return report
 
-    def _refused(self, place: Place, code: str) -> float:
-        return self._memory.refused(place, code, self._clock()).until_s
+    def _open_places(self, offer: Offer, report: LaunchReport) -> list[Place]:
+        places = []
+        for place in offer_places(offer):
+            refusal = self._memory.in_force(place, self._clock())
+            if refusal is None:
+                places.append(place)
+            else:
+                report.left_out(offer.market, refusal.code, refusal.until_s)
+        return places
 
-    def _tagged(
-        self, answer: Mapping[str, Any], offer: Offer, tags: Mapping[str, str]
-    ) -> list[str]:
-        """Raises `AwsRefused` when they can't be tagged: then they are ended."""
-        ids: list[str] = []
-        zones = {subnet: zone for zone, subnet in offer.subnets.items()}
+    def _take_answer(
+        self, answer: Mapping[str, Any], offer: Offer, places: list[Place], report: LaunchReport
+    ) -> None:
         for part in answer.get("Instances", []):
-            ids += part["InstanceIds"]
-            chosen = part.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
-            zone = zones.get(chosen.get("SubnetId", ""))
-            if zone is not None:
-                kind = part.get("InstanceType") or chosen.get("InstanceType", "")
-                self._memory.granted(Place(offer.market, kind, zone))
-        if not ids:
-            return []
-        try:
-            with aws_errors(f"tag the new instances {', '.join(ids)} (they are ended)"):
-                self._ec2.create_tags(
-                    Resources=ids, Tags=[{"Key": key, "Value": tags[key]} for key in tags]
-                )
-        except AwsRefused:
-            # Ray would never hear of them.
-            with aws_errors(f"end the untagged instances {', '.join(ids)}: end them by hand"):
-                self._ec2.terminate_instances(InstanceIds=ids)
-            raise
-        return ids
+            report.came(offer.market, part["InstanceIds"])
+            from_places = _places_of(part, offer, places)
+            if len(from_places) == 1:
+                self._memory.granted(from_places[0])
+        # After the grants: what gave some and refused the rest is empty now.
+        for fault in answer.get("Errors", []):
+            self._take_error(
+                fault.get("ErrorCode", "?"),
+                fault.get("ErrorMessage", ""),
+                offer,
+                _places_of(fault, offer, places),
+                report,
+            )
+        report.came(offer.market, [])
 
-    def _shortage(
-        self,
-        pool: str,
-        count: int,
-        num_launched: int,
-        codes: Mapping[str, list[str]],
-        retry_s: list[float],
-    ) -> Shortage:
-        found = {code.removesuffix(" lately") for market in codes.values() for code in market}
-        category = "QuotaExceeded" if found and found <= QUOTA_CODES else "InsufficientCapacity"
-        markets = "; ".join(
-            f"{market}: {', '.join(dict.fromkeys(asked)) or 'fewer than asked for'}"
-            for market, asked in codes.items()
-        )
-        words = f"pool {pool}: {num_launched} of {count} nodes. {markets}."
-        if found & QUOTA_CODES:
-            words += " A quota of the account is used up: raise it in Service Quotas."
-        if retry_s:
-            words += f" Asked again in {max(min(retry_s) - self._clock(), 0.0):.0f} s."
-        return Shortage(category, words)
+    def _take_error(
+        self, code: str, words: str, offer: Offer, places: list[Place], report: LaunchReport
+    ) -> None:
+        if not is_shortage(code):
+            report.failed(offer.market, code, words)
+            return
+        for place in places:
+            refusal = self._memory.refused(place, code, self._clock())
+            report.refused(offer.market, code, refusal.until_s)
 
 
-def _places_of(fault: Mapping[str, Any], offer: Offer, places: list[Place]) -> list[Place]:
-    """Those a fault speaks of; all when it names none."""
-    overrides = fault.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
-    kind, subnet = overrides.get("InstanceType"), overrides.get("SubnetId")
+def _refusal(error: AwsRefused) -> tuple[str, str]:
+    """EC2's code and words; of an error that isn't EC2's, the error's own."""
+    cause = error.__cause__
+    code = error_code(cause) if isinstance(cause, Exception) else ""
+    if not code:
+        return UNREACHABLE, str(error)
+    response: Mapping[str, Any] = getattr(cause, "response", {})
+    return code, str(response.get("Error", {}).get("Message", ""))
+
+
+def _places_of(part: Mapping[str, Any], offer: Offer, places: list[Place]) -> list[Place]:
+    """Those that a part of an answer speaks of; all when it names none."""
+    overrides = part.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
+    kind = part.get("InstanceType") or overrides.get("InstanceType")
+    subnet = overrides.get("SubnetId")
     return [
         place
         for place in places
         if kind in (None, place.instance_type) and subnet in (None, offer.subnets[place.zone])
     ]
-
-
-def _category(code: str) -> str:
-    if code in _DENIED_CODES:
-        return "Unauthorized"
-    if code in _THROTTLED_CODES:
-        return "Throttled"
-    if code.startswith("InvalidLaunchTemplate"):
-        return "BadLaunchTemplate"
-    return (code or "AwsUnreachable")[:19]
-
-
-def _remedy(code: str) -> str:
-    if code in _THROTTLED_CODES:
-        return ": EC2 has too many requests, Ray asks again"
-    if code.startswith("InvalidLaunchTemplate"):
-        return ": apply Terraform again, and restart the head"
-    return ""

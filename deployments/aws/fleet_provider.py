@@ -21,14 +21,13 @@ from ray.autoscaler.tags import TAG_RAY_CLUSTER_NAME, TAG_RAY_USER_NODE_TYPE
 from deployments.aws.aws_clients import aws_errors, error_code
 from deployments.aws.capacity_memory import CapacityMemory
 from deployments.aws.errors import AwsRefused
-from deployments.aws.fleet_launch import FleetLaunch, Shortage
+from deployments.aws.fleet_launch import FleetLaunch
 from deployments.aws.launch_config import LaunchConfig
 
 logger = logging.getLogger("headwater.fleet_provider")
 
 UNSEEN_S = 120.0
 """EC2 lists an instance only some time after it was launched."""
-_SEEN_TIMEOUT_S = 30.0
 _TERMINATE_BATCH = 100
 _ALIVE = ("pending", "running")
 
@@ -46,11 +45,10 @@ class FleetProvider(NodeProvider):
             "ec2", region_name=provider_config["region"], config=Config(retries=retries)
         )
         self._launch = FleetLaunch(self._ec2, CapacityMemory(), time.monotonic)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._nodes: dict[str, dict[str, Any]] = {}
         self._launched: dict[str, tuple[float, dict[str, Any]]] = {}
         self._ended: dict[str, float] = {}
-        self._num_listings = 0
 
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
         """Raises `AwsRefused`."""
@@ -67,7 +65,7 @@ class FleetProvider(NodeProvider):
                 for instance in reservation["Instances"]
             }
         now_s = time.monotonic()
-        with self._changed:
+        with self._lock:
             self._launched = {
                 node_id: (at_s, instance)
                 for node_id, (at_s, instance) in self._launched.items()
@@ -82,8 +80,6 @@ class FleetProvider(NodeProvider):
                 for node_id, instance in (unseen | listed).items()
                 if node_id not in self._ended
             }
-            self._num_listings += 1
-            self._changed.notify_all()
             return [
                 node_id
                 for node_id, instance in self._nodes.items()
@@ -94,7 +90,7 @@ class FleetProvider(NodeProvider):
         return bool(self._node(node_id).get("State", {}).get("Name") == "running")
 
     def is_terminated(self, node_id: str) -> bool:
-        with self._changed:
+        with self._lock:
             return node_id not in self._nodes
 
     def node_tags(self, node_id: str) -> dict[str, str]:
@@ -110,7 +106,7 @@ class FleetProvider(NodeProvider):
         """Raises `AwsRefused`."""
         with aws_errors(f"tag node {node_id}"):
             self._ec2.create_tags(Resources=[node_id], Tags=_aws_tags(tags))
-        with self._changed:
+        with self._lock:
             node = self._nodes.get(node_id)
             if node is not None:
                 node["Tags"] = _aws_tags(_tags(node) | tags)
@@ -131,28 +127,25 @@ class FleetProvider(NodeProvider):
             ) from error
         all_tags = {"Name": f"ray-{self.cluster_name}-{pool}"} | tags
         all_tags[TAG_RAY_CLUSTER_NAME] = self.cluster_name
-        launched, shortage = self._launch.run(pool, config.offers, count, all_tags, _token)
+        report = self._launch.run(pool, config.offers, count, all_tags, _token)
         nodes = {
             node_id: {
                 "InstanceId": node_id,
                 "State": {"Name": "pending"},
                 "Tags": _aws_tags(all_tags),
             }
-            for node_id in launched
+            for node_id in report.launched
         }
         now_s = time.monotonic()
-        with self._changed:
+        with self._lock:
             self._nodes |= nodes
             self._launched |= {node_id: (now_s, node) for node_id, node in nodes.items()}
-            listings = self._num_listings
-            if shortage is not None and nodes:
-                # Ray gives up the whole request at an error: it must have seen those that came.
-                # The listing that runs now may have been answered before they came.
-                self._changed.wait_for(
-                    lambda: self._num_listings >= listings + 2, timeout=_SEEN_TIMEOUT_S
-                )
-        if shortage is not None:
-            _raise(shortage)
+        for fault in report.fault_words:
+            logger.warning("pool %s: %s", pool, fault)
+        shortfall = report.shortfall(time.monotonic())
+        if shortfall is not None:
+            # Ray lists nodes before it looks at errors, and takes those that came as its own.
+            raise NodeLaunchException(shortfall.category, shortfall.words, None)
         return nodes
 
     def terminate_node(self, node_id: str) -> dict[str, Any]:
@@ -185,20 +178,15 @@ class FleetProvider(NodeProvider):
                 if len(node_ids) > 1:
                     return
         now_s = time.monotonic()
-        with self._changed:
+        with self._lock:
             for node_id in node_ids:
                 self._ended[node_id] = now_s
                 self._launched.pop(node_id, None)
                 self._nodes.pop(node_id, None)
 
     def _node(self, node_id: str) -> Mapping[str, Any]:
-        with self._changed:
+        with self._lock:
             return self._nodes.get(node_id, {})
-
-
-def _raise(shortage: Shortage) -> None:
-    logger.warning("%s", shortage.words)
-    raise NodeLaunchException(shortage.category, shortage.words, None)
 
 
 def _token() -> str:

@@ -19,8 +19,10 @@ _TARGETS = {
 
 def offer_places(offer: Offer) -> tuple[Place, ...]:
     """All that may be asked of it, in the order of preference."""
+    own = offer.market in (Market.CAPACITY_BLOCK, Market.RESERVATION)
+    reservation = offer.launch_template.id if own else ""
     return tuple(
-        Place(offer.market, instance_type, zone)
+        Place(offer.market, instance_type, zone, reservation)
         for instance_type in offer.instance_types
         for zone in offer.subnets
     )
