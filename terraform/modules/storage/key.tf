@@ -58,8 +58,8 @@ data "aws_iam_policy_document" "key" {
       test     = "ArnLike"
       variable = "kms:EncryptionContext:aws:logs:arn"
       values = [
-        for group in [var.name, "${var.name}/*"] :
-        "arn:${data.aws_partition.current.partition}:logs:${local.region}:${local.account}:log-group:/headwater/${group}"
+        for group in ["/headwater/${var.name}", "/headwater/${var.name}/*", "aws-waf-logs-${var.name}"] :
+        "arn:${data.aws_partition.current.partition}:logs:${local.region}:${local.account}:log-group:${group}"
       ]
     }
   }
