@@ -4,7 +4,9 @@ What is mended, each because moto 5.2 lacks it or differs from EC2 and S3:
 
 - placement groups and capacity reservations are unknown to it;
 - it denies whatever a bucket policy denies under a condition, as it ignores conditions;
-- tags of a launch template itself appear in the template's data.
+- tags of a launch template itself appear in the template's data;
+- it tells no descriptions of rules that name a security group;
+- a NAT gateway's interface and a namespace's DNS zone outlive them.
 
 Knows no module of ours.
 """
@@ -22,10 +24,14 @@ import pytest
 import requests
 from moto import settings
 from moto.core.responses import ActionResult
+from moto.ec2.models import EC2Backend
+from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.ec2.responses import EC2Response
 from moto.iam.access_control import IAMPolicy, PermissionResult
+from moto.route53.models import route53_backends
 from moto.s3.models import FakeBucket
 from moto.server import ThreadedMotoServer
+from moto.servicediscovery.models import ServiceDiscoveryBackend
 
 REGION = "us-east-1"
 _TIMEOUT_S = 10
@@ -216,7 +222,28 @@ def _mended_create_launch_template(request: Any) -> ActionResult:
     return answer
 
 
+def _rule_description(rule: SecurityGroupRule) -> str | None:
+    told: str | None = (rule.source_group or rule.ip_range or {}).get("Description")
+    return told
+
+
+def _mended_delete_nat_gateway(backend: EC2Backend, nat_gateway_id: str) -> Any:
+    gateway = _delete_nat_gateway(backend, nat_gateway_id)
+    backend.enis.pop(gateway._eni.id, None)
+    return gateway
+
+
+def _mended_delete_namespace(backend: ServiceDiscoveryBackend, namespace_id: str) -> str:
+    zone = (backend.get_namespace(namespace_id).dns_properties or {}).get("HostedZoneId")
+    operation = _delete_namespace(backend, namespace_id)
+    if zone:
+        route53_backends[backend.account_id]["aws"].zones.pop(zone, None)
+    return operation
+
+
 _create_launch_template = EC2Response.create_launch_template
+_delete_nat_gateway = EC2Backend.delete_nat_gateway
+_delete_namespace = ServiceDiscoveryBackend.delete_namespace
 
 
 def _mend() -> None:
@@ -231,4 +258,7 @@ def _mend() -> None:
         ("create_launch_template", _mended_create_launch_template),
     ):
         setattr(EC2Response, name, action)
+    setattr(SecurityGroupRule, "description", property(_rule_description))  # noqa: B010
+    setattr(EC2Backend, "delete_nat_gateway", _mended_delete_nat_gateway)  # noqa: B010
+    setattr(ServiceDiscoveryBackend, "delete_namespace", _mended_delete_namespace)  # noqa: B010
     setattr(FakeBucket, "get_permission", _bucket_permission)  # noqa: B010  mypy: a method
