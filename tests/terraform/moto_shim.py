@@ -237,7 +237,7 @@ def _mended_delete_namespace(backend: ServiceDiscoveryBackend, namespace_id: str
     zone = (backend.get_namespace(namespace_id).dns_properties or {}).get("HostedZoneId")
     operation = _delete_namespace(backend, namespace_id)
     if zone:
-        route53_backends[backend.account_id]["aws"].zones.pop(zone, None)
+        route53_backends[backend.account_id]["aws"].zones.pop(zone.rpartition("/")[2], None)
     return operation
 
 
