@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from botocore.exceptions import ClientError
 from pydantic import ValidationError
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.node_provider import NodeProvider
@@ -33,18 +34,20 @@ _ALIVE = ("pending", "running")
 
 
 class FleetProvider(NodeProvider):
-    """Of one cluster. ``provider_config`` has a region."""
+    """Of one cluster. ``provider_config`` has a region. Ray gives no more than these two;
+    ``clock`` gives seconds and never goes back."""
 
-    def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
-        import boto3
-        from botocore.config import Config
-
+    def __init__(
+        self,
+        provider_config: dict[str, Any],
+        cluster_name: str,
+        ec2: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(provider_config, cluster_name)
-        retries = {"mode": "standard", "max_attempts": 5}
-        self._ec2 = boto3.client(
-            "ec2", region_name=provider_config["region"], config=Config(retries=retries)
-        )
-        self._launch = FleetLaunch(self._ec2, CapacityMemory(), time.monotonic)
+        self._ec2 = _client(provider_config["region"]) if ec2 is None else ec2
+        self._clock = clock
+        self._launch = FleetLaunch(self._ec2, CapacityMemory(), clock)
         self._lock = threading.Lock()
         self._nodes: dict[str, dict[str, Any]] = {}
         self._launched: dict[str, tuple[float, dict[str, Any]]] = {}
@@ -64,7 +67,7 @@ class FleetProvider(NodeProvider):
                 for reservation in page["Reservations"]
                 for instance in reservation["Instances"]
             }
-        now_s = time.monotonic()
+        now_s = self._clock()
         with self._lock:
             self._launched = {
                 node_id: (at_s, instance)
@@ -136,13 +139,13 @@ class FleetProvider(NodeProvider):
             }
             for node_id in report.launched
         }
-        now_s = time.monotonic()
+        now_s = self._clock()
         with self._lock:
             self._nodes |= nodes
             self._launched |= {node_id: (now_s, node) for node_id, node in nodes.items()}
         for fault in report.fault_words:
             logger.warning("pool %s: %s", pool, fault)
-        shortfall = report.shortfall(time.monotonic())
+        shortfall = report.shortfall(self._clock())
         if shortfall is not None:
             # Ray lists nodes before it looks at errors, and takes those that came as its own.
             raise NodeLaunchException(shortfall.category, shortfall.words, None)
@@ -155,29 +158,39 @@ class FleetProvider(NodeProvider):
         """Those that don't exist (any more) are ended. Raises `AwsRefused`, after it has tried
         all."""
         refused: AwsRefused | None = None
-        for start in range(0, len(node_ids), _TERMINATE_BATCH):
-            batch = node_ids[start : start + _TERMINATE_BATCH]
+        batches = [
+            node_ids[start : start + _TERMINATE_BATCH]
+            for start in range(0, len(node_ids), _TERMINATE_BATCH)
+        ]
+        while batches:
+            batch = batches.pop()
             try:
-                self._terminate(batch)
+                all_known = self._terminate(batch)
             except AwsRefused as error:
                 refused = error
+                continue
+            if not all_known and len(batch) > 1:
+                half = len(batch) // 2
+                batches += [batch[:half], batch[half:]]
+            else:
+                self._forget(batch)
         if refused is not None:
             raise refused
         return {}
 
-    def _terminate(self, node_ids: list[str]) -> None:
+    def _terminate(self, node_ids: list[str]) -> bool:
+        """False: one is unknown, and EC2 ended none."""
         with aws_errors(f"end {len(node_ids)} nodes of cluster {self.cluster_name}"):
             try:
                 self._ec2.terminate_instances(InstanceIds=node_ids)
-            except self._ec2.exceptions.ClientError as error:
+            except ClientError as error:
                 if not error_code(error).startswith("InvalidInstanceID"):
                     raise
-                # EC2 ends none of a batch with an unknown id.
-                for node_id in node_ids if len(node_ids) > 1 else []:
-                    self._terminate([node_id])
-                if len(node_ids) > 1:
-                    return
-        now_s = time.monotonic()
+                return False
+        return True
+
+    def _forget(self, node_ids: list[str]) -> None:
+        now_s = self._clock()
         with self._lock:
             for node_id in node_ids:
                 self._ended[node_id] = now_s
@@ -187,6 +200,14 @@ class FleetProvider(NodeProvider):
     def _node(self, node_id: str) -> Mapping[str, Any]:
         with self._lock:
             return self._nodes.get(node_id, {})
+
+
+def _client(region: str) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    retries = {"mode": "standard", "max_attempts": 5}
+    return boto3.client("ec2", region_name=region, config=Config(retries=retries))
 
 
 def _token() -> str:
