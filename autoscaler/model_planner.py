@@ -274,7 +274,7 @@ class ModelPlanner:
 
     def _size_idle(self, draft: Draft, sight: Sight, config: ModelScalingConfig) -> None:
         """The coldest rung from which the first request is still served within the target."""
-        alone_s = self.view.capacity.ttft_alone_s() + _TICK_S
+        alone_s = self._alone_s()
         start_lead_s = self.view.start_lead_s(sight.lead_warm.start_rung(1), config)
         if start_lead_s + alone_s <= config.ttft_target_s:
             draft.replace(Cause.FORECAST, 0, 0)
@@ -298,16 +298,24 @@ class ModelPlanner:
             if sight.blindness is not None:
                 num_nodes = max(num_nodes, self._num_nodes)
         else:
-            num_nodes = draft.num_total + num_staged
             is_free = config.num_replicas is None and Cause.BUDGET not in draft.causes
+            # Nothing will start beside a size that an operator has set.
+            num_nodes = draft.num_total + (num_staged if config.num_replicas is None else 0)
             is_known = self.view.window.known_s >= self._needed_s(config)
             if not is_known and sight.num_nodes is not None:
                 # A forecaster that knows little asks for much: those that are there do.
                 num_nodes = min(num_nodes, max(draft.num_total, sight.num_nodes))
             elif is_free and is_known and not sight.is_idle:
                 num_nodes = max(num_nodes, min(lower.num_nodes, most))
+            if sight.is_idle and draft.num_total == 0:
+                first_s = node_lead_s + cold_lead_s + self._alone_s()
+                num_nodes = 0 if first_s <= config.ttft_target_s else num_nodes
         self._num_nodes = num_nodes
         return NodePlan(num_staged, max(0, num_with - num_staged), num_nodes)
+
+    def _alone_s(self) -> float:
+        """To the first token of a request that comes alone, but for a start."""
+        return self.view.capacity.ttft_alone_s() + _TICK_S
 
     def _needed_s(self, config: ModelScalingConfig) -> float:
         """Demand has to be known for so long before anything but what is used grows."""

@@ -90,7 +90,8 @@ class ModelPlan(msgspec.Struct, frozen=True):
     forecasts: tuple[ForecastRecord, ...] = ()
     num_nodes: int = 0
     """Replicas' worth of nodes to have: those of replicas and of ``num_staged``, or more that are
-    asked for ahead, since nodes take longer to come."""
+    asked for ahead, since nodes take longer to come. Only those of replicas where an operator has
+    set how many serve."""
     node_lead_s: float = 0.0
     """From asking for one until it could take the weights."""
     start_rung: Rung = Rung.COLD

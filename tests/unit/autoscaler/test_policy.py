@@ -199,6 +199,15 @@ def test_an_operator_has_the_last_word_even_when_nothing_is_known() -> None:
     assert plan.causes[0] is Cause.OVERRIDE
 
 
+def test_beside_a_size_that_an_operator_has_set_no_nodes_are_kept(wavy: ToyFleet) -> None:
+    before = wavy.tick(make_config(max_parked=0), make_demand(33.0))
+    none = wavy.tick(make_config(max_parked=0, num_replicas=0), make_demand(0.0))
+    two = wavy.tick(make_config(max_parked=0, num_replicas=2), make_demand(33.0))
+    assert before.num_nodes > before.num_replicas
+    assert none.num_staged > 0
+    assert (none.num_nodes, two.num_nodes) == (0, 2)
+
+
 def test_a_schedule_is_ready_when_it_begins(steady: ToyFleet) -> None:
     begin = datetime.fromtimestamp(steady.local_s + 100, UTC).time().replace(microsecond=0)
     schedule = ScheduleConfig(min_replicas=12, begin=begin, end=begin.replace(hour=begin.hour + 1))
@@ -273,6 +282,17 @@ def test_without_requests_nothing_is_kept_if_starting_meets_the_target() -> None
     fleet = idle_fleet(config)
     assert fleet.tick(config, make_demand(0.0)).num_replicas == 0
     assert fleet.tick(config, make_demand(1.0, num_waiting=1.0)).num_serving >= 1
+
+
+@pytest.mark.parametrize(("ttft_target_s", "num_nodes"), [(300.0, 0), (120.0, 1)])
+def test_without_requests_a_node_is_kept_only_if_the_target_needs_it(
+    ttft_target_s: float, num_nodes: int
+) -> None:
+    config = make_config(min_replicas=0, max_parked=0, ttft_target_s=ttft_target_s)
+    fleet = ToyFleet(2)
+    fleet.run(config, (10.0, 20.0, 30.0), 1800, every_s=10)
+    plan = fleet.run(config, 0.0, 2400, every_s=20)
+    assert (plan.num_replicas, plan.num_staged, plan.num_nodes) == (0, 1, num_nodes)
 
 
 def replace_config(config: AutoscalerConfig, **changes: object) -> AutoscalerConfig:
