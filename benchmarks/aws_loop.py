@@ -1,5 +1,6 @@
 """From no node to answers and back, with Ray's autoscaler on a mock EC2 whose nodes are raylets of
-this machine: what the loop itself takes, without EC2's time to boot.
+this machine: what the loop itself takes, without EC2's time to boot. And what requests hear where
+there is no capacity.
 
     python -m benchmarks.aws_loop --out benchmarks/results/aws_loop.json
 """
@@ -12,7 +13,15 @@ from pathlib import Path
 import yaml
 
 from benchmarks.aws_loop_cluster import STEP_S, loop_cluster
-from benchmarks.aws_loop_run import LONG_TOKENS, NOTICE_S, NUM_FIRST, LoopFigures, run_loop
+from benchmarks.aws_loop_run import (
+    LONG_TOKENS,
+    NOTICE_S,
+    NUM_FIRST,
+    LoopFigures,
+    RefusedFigures,
+    run_loop,
+    run_refused,
+)
 from benchmarks.machine import REPOSITORY
 from benchmarks.result import BenchmarkResult, CaseResult
 from deployments.environment import headwater_home
@@ -20,6 +29,11 @@ from engine.checkpoints.pull import pull
 
 FIRST_ANSWER_LIMIT_S = 30.0
 TO_ZERO_LIMIT_S = 90.0
+REFUSED_MAX_WAIT_S = 8.0
+"""The gateway's `max_queue_wait_s` where nothing can be had."""
+REFUSED_LIMIT_S = REFUSED_MAX_WAIT_S + 10.0 + 2.0
+"""Standard requests may wait ten seconds longer than that; and the rest of a busy machine."""
+REFUSED_WATCHED_S = 20.0
 
 
 def cases(figures: LoopFigures) -> list[CaseResult]:
@@ -51,6 +65,25 @@ def cases(figures: LoopFigures) -> list[CaseResult]:
     ]
 
 
+def refused_cases(figures: RefusedFigures) -> list[CaseResult]:
+    """Likewise."""
+    return [
+        CaseResult(
+            case="no capacity: wait until 503",
+            value=figures.waited_s,
+            unit="s",
+            limit=REFUSED_LIMIT_S,
+        ),
+        CaseResult(
+            case="no capacity: retry-after",
+            value=figures.outcome.retry_after_s or 0.0,
+            unit="s",
+        ),
+        CaseResult(case="no capacity: calls of EC2", value=figures.num_asked, unit="calls"),
+        CaseResult(case="no capacity: nodes launched", value=figures.num_launched, unit="nodes"),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aws_loop", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -63,6 +96,7 @@ def main() -> None:
     )
     with loop_cluster(checkpoint.path, source) as cluster:
         figures = run_loop(cluster)
+        refused = run_refused(cluster, max_wait_s=REFUSED_MAX_WAIT_S, watched_s=REFUSED_WATCHED_S)
     result = BenchmarkResult.of_this_machine(
         name="aws_loop",
         config={
@@ -71,9 +105,11 @@ def main() -> None:
             "num_long_tokens": LONG_TOKENS,
             "notice_s": NOTICE_S,
             "runner": "paced",
+            "refused_max_wait_s": REFUSED_MAX_WAIT_S,
+            "refused_watched_s": REFUSED_WATCHED_S,
         },
         seed=0,
-        results=cases(figures),
+        results=[*cases(figures), *refused_cases(refused)],
     )
     result.write(out)
     for case in result.results:

@@ -42,6 +42,8 @@ class MockCloud:
     head_id: str = ""
     fleets_asked: list[float] = field(default_factory=list)
     """When CreateFleet was called, on the monotonic clock."""
+    refusals: list[str] = field(default_factory=list)
+    """Zones that it was asked for and that had no capacity."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -88,18 +90,19 @@ def mock_cloud() -> Iterator[MockCloud]:
     """Serves on a free port of loopback until the end of the block."""
     refused: set[str] = set()
     asked_s: list[float] = []
+    refusals: list[str] = []
     original = EC2Response.create_fleet
 
     def create_fleet(response: Any) -> ActionResult:
         asked_s.append(time.monotonic())
-        return _limited_fleet(response, original, refused)
+        return _limited_fleet(response, original, refused, refusals)
 
     EC2Response.create_fleet = create_fleet  # type: ignore[method-assign]
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
         host, port = server.get_host_and_port()
-        cloud = MockCloud(f"http://{host}:{port}", refused, fleets_asked=asked_s)
+        cloud = MockCloud(f"http://{host}:{port}", refused, fleets_asked=asked_s, refusals=refusals)
         _found(cloud)
         yield cloud
     finally:
@@ -145,7 +148,9 @@ def _found(cloud: MockCloud) -> None:
     cloud.head_id = head["Instances"][0]["InstanceId"]
 
 
-def _limited_fleet(response: Any, original: Any, refused: set[str]) -> ActionResult:
+def _limited_fleet(
+    response: Any, original: Any, refused: set[str], refusals: list[str]
+) -> ActionResult:
     """As EC2 answers: overrides without capacity are errors, the others are tried."""
     backend: EC2Backend = response.ec2_backend
     asked = response._get_param  # noqa: SLF001  moto has no other way
@@ -156,6 +161,7 @@ def _limited_fleet(response: Any, original: Any, refused: set[str]) -> ActionRes
             zone = backend.get_subnet(override["SubnetId"]).availability_zone
             if zone in refused:
                 overrides.remove(override)
+                refusals.append(zone)
                 errors.append(
                     {
                         "LaunchTemplateAndOverrides": {

@@ -22,7 +22,7 @@ import yaml
 from ray.util import get_node_ip_address
 
 from benchmarks.aws_loop_cloud import CLUSTER, POOL, REGION, MockCloud, mock_cloud
-from benchmarks.aws_loop_instances import LABEL, MockInstances, end_group
+from benchmarks.aws_loop_instances import LABEL, MockInstances, end_all_of, end_group
 from deployments.environment import child_environment
 from deployments.local_environment import LocalPorts, free_port, local_environment
 from engine.checkpoints.store import checkpoint_path
@@ -34,7 +34,7 @@ STEP_S = 0.05
 MAX_WAIT_S = 60.0
 _IDLE_S = 6.0
 _START_TIMEOUT_S = 90.0
-_STOP_S = 20.0
+_STOP_S = 5.0
 _HEAD_RESOURCE = "head_node"
 
 
@@ -147,6 +147,7 @@ def loop_cluster(checkpoint: Path, source: str) -> Iterator[LoopCluster]:
                 tempfile.TemporaryDirectory(prefix="hw-", dir="/tmp", ignore_cleanup_errors=True)
             )
         )
+        stack.callback(end_all_of, folder)
         cloud = stack.enter_context(mock_cloud())
         ports = LocalPorts.free()
         gcs_address = f"{get_node_ip_address()}:{free_port()}"  # not loopback: nodes join by it

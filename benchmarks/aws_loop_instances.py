@@ -169,6 +169,15 @@ def end_group(process: subprocess.Popen[bytes], *, grace_s: float = 0.0) -> None
     process.wait(_STOP_S)
 
 
+def end_all_of(folder: Path) -> None:
+    """End what works in ``folder`` by its command line: Serve's HAProxy is nobody's child when its
+    successor has taken over."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(str(folder) in part for part in process.cmdline()):
+                process.kill()
+
+
 def _family_of(pid: int) -> list[psutil.Process]:
     """All of the session that the process began, and all below them, which have others."""
     members = [each for each in psutil.process_iter() if _session_of(each.pid) == pid]

@@ -43,6 +43,8 @@ class LoopFigures:
     """Ever launched."""
     zones: frozenset[str]
     """In which they were."""
+    refused_zones: frozenset[str]
+    """In which EC2 was asked for them in vain."""
     was_moved: bool
     """The node with the answer was gone before the answer ended."""
 
@@ -83,6 +85,7 @@ def run_loop(cluster: LoopCluster) -> LoopFigures:
         is_same_text=bool(moved.text) and moved.text == expected.text,
         num_nodes=len(cluster.instances.seen_zones),
         zones=frozenset(cluster.instances.seen_zones),
+        refused_zones=frozenset(cluster.cloud.refusals),
         was_moved=was_moved,
     )
 
