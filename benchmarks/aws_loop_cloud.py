@@ -91,13 +91,14 @@ def mock_cloud() -> Iterator[MockCloud]:
     refused: set[str] = set()
     asked_s: list[float] = []
     refusals: list[str] = []
-    original = EC2Response.create_fleet
+    answered: Any = EC2Response
+    original = answered.create_fleet
 
     def create_fleet(response: Any) -> ActionResult:
         asked_s.append(time.monotonic())
         return _limited_fleet(response, original, refused, refusals)
 
-    EC2Response.create_fleet = create_fleet  # type: ignore[method-assign]
+    answered.create_fleet = create_fleet
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -107,7 +108,7 @@ def mock_cloud() -> Iterator[MockCloud]:
         yield cloud
     finally:
         server.stop()
-        EC2Response.create_fleet = original  # type: ignore[method-assign]
+        answered.create_fleet = original
 
 
 def _found(cloud: MockCloud) -> None:
@@ -179,5 +180,5 @@ def _limited_fleet(
     response._get_param = lambda name, *rest, **options: (  # noqa: SLF001
         left if name == "LaunchTemplateConfigs" else asked(name, *rest, **options)
     )
-    answer: ActionResult = original(response)
-    return ActionResult({**answer.result, "Errors": errors})
+    answer: dict[str, Any] = original(response).result
+    return ActionResult({**answer, "Errors": errors})
