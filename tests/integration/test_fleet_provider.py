@@ -2,6 +2,7 @@
 and capacity that a test takes away by type, zone and market.
 """
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from moto import mock_aws
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import InstanceBackend
 from ray.autoscaler.node_launch_exception import NodeLaunchException
+from ray.autoscaler.v2.instance_manager.node_provider import NodeProviderAdapter
 
 from deployments.aws.fleet_provider import FleetProvider
 
@@ -166,6 +168,46 @@ def test_those_that_came_are_found_though_ray_was_told_of_an_error(
         create(provider, 3, *offers)
     [node] = provider.non_terminated_nodes({})
     assert node == cloud.instances()[0]["InstanceId"]
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """What Ray's adapter reads of the autoscaler's file."""
+
+    node_config: dict[str, Any]
+
+    def get_cached_autoscaling_config(self) -> "PoolConfig":
+        return self
+
+    def get_cloud_node_config(self, _: str) -> dict[str, Any]:
+        return self.node_config
+
+    def get_node_resources(self, _: str) -> dict[str, float]:
+        return {"GPU": 8.0}
+
+    def get_node_labels(self, _: str) -> dict[str, str]:
+        return {}
+
+    def get_config(self, _: str, default: Any = None) -> Any:
+        return default
+
+
+def test_ray_adopts_those_that_came_when_it_takes_the_error(
+    cloud: Cloud, provider: FleetProvider
+) -> None:
+    cloud.capacity.left[P5] = 1
+    adapter = NodeProviderAdapter(provider, PoolConfig({"offers": [cloud.offer("on-demand")]}))
+    adapter.launch({"h100": 3}, "request-1")
+    errors: list[Any] = []
+    deadline_s = time.monotonic() + 30.0
+    while not errors and time.monotonic() < deadline_s:
+        errors = adapter.poll_errors()
+        time.sleep(0.05)
+    nodes = adapter.get_non_terminated()
+    assert [(node.node_type, node.request_id) for node in nodes.values()] == [("h100", "request-1")]
+    [error] = errors
+    assert (error.request_id, error.node_type, error.count) == ("request-1", "h100", 3)
+    assert "pool h100: 1 of 3 nodes" in str(error.__cause__)
 
 
 def test_a_template_that_is_gone_is_told(cloud: Cloud, provider: FleetProvider) -> None:
