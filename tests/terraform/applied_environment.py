@@ -46,7 +46,7 @@ def apply_dev(aws: MockAws, parent: Path, timings: Timings) -> AppliedEnvironmen
     settings = prepare_account(aws, parent, "dev", timings)
     root = copied_root(parent, "environments/dev", aws, timings)
     (root.folder / "quick_override.tf").write_text(_QUICK, encoding="utf-8")
-    root.set_variables(certificate_arn=settings["certificate_arn"])
+    root.set_variables(**found(settings))
     before = inventory(aws)
     initialised = root.init_with_state()
     if initialised.status != 0:
@@ -59,7 +59,8 @@ def apply_dev(aws: MockAws, parent: Path, timings: Timings) -> AppliedEnvironmen
 def prepare_account(aws: MockAws, parent: Path, name: str, timings: Timings) -> dict[str, Any]:
     """Makes what stands before the first apply: the bucket of the states and a certificate.
 
-    Returns the settings of the environment with that certificate.
+    Returns the settings of the environment with that certificate and an image that is there: AWS's
+    own isn't.
     """
     source = copied_root(parent, f"environments/{name}", aws, timings).folder
     settings: dict[str, Any] = json.loads(
@@ -71,4 +72,11 @@ def prepare_account(aws: MockAws, parent: Path, name: str, timings: Timings) -> 
         s3.create_bucket(Bucket=STATE_BUCKET)
     certificate = aws.client("acm", region).request_certificate(DomainName=settings["domain"])
     settings["certificate_arn"] = certificate["CertificateArn"]
+    images = aws.client("ec2", region).describe_images(Owners=["amazon"])["Images"]
+    settings["ami_id"] = images[0]["ImageId"]
     return settings
+
+
+def found(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in the mock account and not in the environment's own settings."""
+    return {name: settings[name] for name in ("ami_id", "certificate_arn")}

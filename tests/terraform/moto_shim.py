@@ -6,7 +6,7 @@ What is mended, each because moto 5.2 lacks it or differs from EC2 and S3:
 - it denies whatever a bucket policy denies under a condition, as it ignores conditions;
 - tags of a launch template itself appear in the template's data;
 - it tells no descriptions of rules that name a security group;
-- a NAT gateway's interface and a namespace's DNS zone outlive them.
+- interfaces of NAT gateways and of a group's instances, and a namespace's DNS zone, outlive them.
 
 Knows no module of ours.
 """
@@ -25,6 +25,7 @@ import requests
 from moto import settings
 from moto.core.responses import ActionResult
 from moto.ec2.models import EC2Backend
+from moto.ec2.models.instances import Instance
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.ec2.responses import EC2Response
 from moto.iam.access_control import IAMPolicy, PermissionResult
@@ -233,6 +234,14 @@ def _mended_delete_nat_gateway(backend: EC2Backend, nat_gateway_id: str) -> Any:
     return gateway
 
 
+def _mended_terminate(instance: Instance) -> Any:
+    interfaces = [interface.id for interface in instance.nics.values()]
+    state = _terminate(instance)
+    for interface in interfaces:
+        instance.ec2_backend.enis.pop(interface, None)
+    return state
+
+
 def _mended_delete_namespace(backend: ServiceDiscoveryBackend, namespace_id: str) -> str:
     zone = (backend.get_namespace(namespace_id).dns_properties or {}).get("HostedZoneId")
     operation = _delete_namespace(backend, namespace_id)
@@ -243,6 +252,7 @@ def _mended_delete_namespace(backend: ServiceDiscoveryBackend, namespace_id: str
 
 _create_launch_template = EC2Response.create_launch_template
 _delete_nat_gateway = EC2Backend.delete_nat_gateway
+_terminate = Instance.terminate
 _delete_namespace = ServiceDiscoveryBackend.delete_namespace
 
 
@@ -260,5 +270,6 @@ def _mend() -> None:
         setattr(EC2Response, name, action)
     setattr(SecurityGroupRule, "description", property(_rule_description))  # noqa: B010
     setattr(EC2Backend, "delete_nat_gateway", _mended_delete_nat_gateway)  # noqa: B010
+    setattr(Instance, "terminate", _mended_terminate)  # noqa: B010
     setattr(ServiceDiscoveryBackend, "delete_namespace", _mended_delete_namespace)  # noqa: B010
     setattr(FakeBucket, "get_permission", _bucket_permission)  # noqa: B010  mypy: a method

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 import uuid
+from typing import Any
 
 import pytest
 import yaml
@@ -75,7 +76,7 @@ def test_a_worker_reads_weights_and_writes_deletes_and_ends_nothing(
     dev: AppliedEnvironment,
 ) -> None:
     bucket = card_of(dev).weights_bucket
-    key = f"{[*dev.settings['models'], 'a-model'][0]}/model.safetensors"
+    key = "a-model/model.safetensors"
     dev.aws.client("s3").put_object(Bucket=bucket, Key=key, Body=b"weights")
     instance = next(
         each["InstanceId"]
@@ -116,13 +117,13 @@ def test_while_another_holds_the_state_a_plan_says_who(dev: AppliedEnvironment) 
     assert "somebody@elsewhere" in outcome.told
 
 
-def test_an_expired_key_is_called_so(dev: AppliedEnvironment) -> None:
+def test_credentials_that_are_none_are_called_so(dev: AppliedEnvironment) -> None:
     stranger = {"AWS_ACCESS_KEY_ID": "AKIAEXPIRED000000000", "AWS_SESSION_TOKEN": "expired"}
     root = dataclasses.replace(dev.root, environment={**dev.root.environment, **stranger})
     with dev.aws.enforced_iam():
         outcome = root.plan(out="expired")
     assert outcome.status == 1
-    assert "InvalidClientTokenId" in outcome.told or "InvalidAccessKeyId" in outcome.told
+    assert "validating provider credentials" in outcome.told
 
 
 @pytest.mark.parametrize(
@@ -159,3 +160,31 @@ def test_a_misspelt_variable_is_named(dev: AppliedEnvironment) -> None:
     outcome = dev.root.plan("-refresh=false", "-var=regoin=us-east-1", out="wrong")
     assert outcome.status == 1
     assert "regoin" in outcome.told
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"alowed_cidrs": ["10.0.0.0/8"]}, "alowed_cidrs"),
+        ({"pools": {"l40s": {"max_node": 3}}}, "pools.l40s.max_node"),
+        ({"pools": {"l40s": {"markets": [{"makret": "spot"}]}}}, "pools.l40s.markets.makret"),
+    ],
+)
+def test_a_misspelt_key_of_the_settings_is_named(
+    dev: AppliedEnvironment, change: dict[str, Any], told: str
+) -> None:
+    path = dev.root.folder / "cluster.auto.tfvars.json"
+    before = path.read_text(encoding="utf-8")
+    settings = json.loads(before)
+    for name, value in change.get("pools", {}).items():
+        settings["pools"][name] |= value
+    settings |= {name: value for name, value in change.items() if name != "pools"}
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    try:
+        # What holds over it here, as a pool with such an offer isn't one.
+        pools = f"-var=pools={json.dumps(dev.settings['pools'])}"
+        outcome = dev.root.plan("-refresh=false", pools, out="wrong")
+    finally:
+        path.write_text(before, encoding="utf-8")
+    assert outcome.status == 1
+    assert told in outcome.told

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.terraform.account_inventory import inventory
-from tests.terraform.applied_environment import AppliedEnvironment
+from tests.terraform.applied_environment import AppliedEnvironment, found
 from tests.terraform.terraform_runner import NO_CHANGES
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(400)]
@@ -25,7 +25,7 @@ def changed(plan: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
 
 
 def set_pools(dev: AppliedEnvironment, pools: dict[str, Any]) -> None:
-    dev.root.set_variables(certificate_arn=dev.settings["certificate_arn"], pools=pools)
+    dev.root.set_variables(**found(dev.settings), pools=pools)
 
 
 def test_a_larger_pool_only_changes_what_describes_it(dev: AppliedEnvironment) -> None:

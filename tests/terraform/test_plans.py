@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.terraform.applied_environment import AppliedEnvironment, prepare_account
+from tests.terraform.applied_environment import AppliedEnvironment, found, prepare_account
 from tests.terraform.plan_policies import POLICIES, Policy, planned_resources
 from tests.terraform.terraform_runner import Root, copied_root
 
@@ -18,7 +18,7 @@ def prod(dev: AppliedEnvironment, tmp_path_factory: pytest.TempPathFactory) -> R
     parent = tmp_path_factory.mktemp("prod")
     settings = prepare_account(dev.aws, parent, "prod", dev.root.timings)
     root = copied_root(parent, "environments/prod", dev.aws, dev.root.timings)
-    root.set_variables(certificate_arn=settings["certificate_arn"])
+    root.set_variables(**found(settings))
     return root
 
 

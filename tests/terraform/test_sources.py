@@ -76,3 +76,12 @@ def test_variables_and_outputs_stand_in_files_of_their_own(path: Path) -> None:
     kinds = set(re.findall(r'^(variable|output) "', path.read_text(encoding="utf-8"), re.MULTILINE))
     allowed = "variable" if path.name.startswith("variables") else "output"
     assert kinds <= ({allowed} if path.name.startswith(("variables", "outputs")) else set())
+
+
+def test_environments_differ_in_their_data_alone() -> None:
+    dev, prod = (
+        {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.tf")}
+        for folder in (SOURCE / "environments" / "dev", SOURCE / "environments" / "prod")
+    )
+    assert dev
+    assert dev == prod

@@ -134,7 +134,6 @@ module "observability" {
   kms_key_arn             = module.storage.kms_key_arn
   alb_arn_suffix          = module.edge.alb_arn_suffix
   target_group_arn_suffix = module.edge.target_group_arn_suffix
-  unread_queue_name       = module.events.unread_queue_name
   emails                  = var.alarm_emails
   prometheus              = var.prometheus
 }

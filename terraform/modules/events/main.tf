@@ -49,34 +49,14 @@ resource "aws_cloudwatch_event_target" "this" {
   arn       = aws_sqs_queue.events.arn
 }
 
+# Nobody has to read it: what is not read is gone after a day.
 resource "aws_sqs_queue" "events" {
   name                       = "${var.name}-events"
-  message_retention_seconds  = 86400 # nobody needs yesterday's warnings
+  message_retention_seconds  = 86400
   receive_wait_time_seconds  = 20
   visibility_timeout_seconds = 60
   kms_master_key_id          = var.kms_key_arn
   tags                       = local.tags
-
-  redrive_policy = jsonencode({
-    deadLetterTargetArn = aws_sqs_queue.unread.arn
-    maxReceiveCount     = 5
-  })
-}
-
-resource "aws_sqs_queue" "unread" {
-  name                      = "${var.name}-events-unread"
-  message_retention_seconds = 1209600
-  kms_master_key_id         = var.kms_key_arn
-  tags                      = local.tags
-}
-
-resource "aws_sqs_queue_redrive_allow_policy" "unread" {
-  queue_url = aws_sqs_queue.unread.id
-
-  redrive_allow_policy = jsonencode({
-    redrivePermission = "byQueue"
-    sourceQueueArns   = [aws_sqs_queue.events.arn]
-  })
 }
 
 resource "aws_sqs_queue_policy" "events" {

@@ -40,17 +40,6 @@ locals {
       periods     = 5
       missing     = "notBreaching"
     }
-    unread-notices = {
-      description = "A notice of an instance was read five times and handled by nobody."
-      namespace   = "AWS/SQS"
-      metric      = "ApproximateNumberOfMessagesVisible"
-      dimensions  = { QueueName = var.unread_queue_name }
-      statistic   = "Maximum"
-      comparison  = "GreaterThanThreshold"
-      threshold   = 0
-      periods     = 1
-      missing     = "notBreaching"
-    }
   }
 }
 

@@ -33,12 +33,6 @@ variable "target_group_arn_suffix" {
   nullable    = false
 }
 
-variable "unread_queue_name" {
-  description = "Queue of notices that nobody could handle."
-  type        = string
-  nullable    = false
-}
-
 variable "emails" {
   description = "Who is told of alarms. Each confirms by a link that AWS sends."
   type        = set(string)

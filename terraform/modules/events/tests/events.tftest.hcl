@@ -30,12 +30,12 @@ run "each_kind_of_notice_reaches_the_queue" {
   }
 }
 
-run "queues_are_encrypted" {
+run "the_queue_is_encrypted" {
   command = plan
 
   assert {
-    condition     = alltrue([for queue in [aws_sqs_queue.events, aws_sqs_queue.unread] : queue.kms_master_key_id == var.kms_key_arn])
-    error_message = "Both queues are encrypted by the cluster's key."
+    condition     = aws_sqs_queue.events.kms_master_key_id == var.kms_key_arn
+    error_message = "By the cluster's key."
   }
 }
 

@@ -12,7 +12,6 @@ variables {
   kms_key_arn             = "arn:aws:kms:us-east-1:111122223333:key/0"
   alb_arn_suffix          = "app/river/0"
   target_group_arn_suffix = "targetgroup/river-serve/0"
-  unread_queue_name       = "river-events-unread"
   emails                  = ["someone@example.com"]
   prometheus              = true
 }
