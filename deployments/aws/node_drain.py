@@ -11,7 +11,7 @@ import time
 
 import ray
 from ray._private.services import canonicalize_bootstrap_address_or_die
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 

@@ -3,10 +3,9 @@
 Knows no cluster.
 """
 
+import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
-from functools import reduce
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -78,14 +77,14 @@ class Serviceable(_Part):
 class PriceTable(_Part):
     """Of one region, as of one day."""
 
-    date: date
+    date: dt.date
     region: str = Field(min_length=1)
     instances: dict[str, InstancePrice] = {}
     spot: SpotShare | None = None
     fixed: dict[str, FixedPrice] = {}
     serviceable: dict[str, Serviceable] = {}
 
-    def age_days(self, today: date) -> int:
+    def age_days(self, today: dt.date) -> int:
         return (today - self.date).days
 
     def on_demand_usd(self, instance_type: str) -> float:
@@ -138,7 +137,10 @@ def price_table(layers: list[Any], names: list[str]) -> PriceTable:
         if not isinstance(layer, Mapping):
             raise PriceFileUnfit(f"{name} must hold a mapping with the keys of a table of prices")
     try:
-        return PriceTable.model_validate(reduce(_laid_over, layers, {}))
+        merged: Mapping[str, Any] = {}
+        for layer in layers:
+            merged = _laid_over(merged, layer)
+        return PriceTable.model_validate(merged)
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(str(part) for part in fault["loc"]) or "the table"
@@ -149,6 +151,8 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = _laid_over(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = _laid_over(old, value)
+        else:
+            merged[key] = value
     return merged

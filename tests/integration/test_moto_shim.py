@@ -1,7 +1,7 @@
 """The mock AWS keeps what moto alone would refuse, and refuses what a role may not do."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -104,9 +104,9 @@ def test_a_second_mock_knows_nothing_of_the_first(aws: MockAws) -> None:
     assert aws.client("s3").list_buckets()["Buckets"] == []
 
 
-def _document(statement: dict[str, object]) -> str:
+def _document(statement: Mapping[str, object]) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
-def _put_policy(s3: Any, statement: dict[str, object]) -> None:
+def _put_policy(s3: Any, statement: Mapping[str, object]) -> None:
     s3.put_bucket_policy(Bucket="kept", Policy=_document(statement))

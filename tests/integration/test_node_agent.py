@@ -154,7 +154,8 @@ def test_a_drain_that_fails_is_tried_again_at_growing_distances(
     drains.now_s += 0.2
     agent.check()
     agent.check()
-    assert drains.calls == [("terminate", pytest.approx(117.9))]
+    [(action, left_s)] = drains.calls
+    assert (action, left_s) == ("terminate", pytest.approx(117.9))
 
 
 def test_a_service_that_was_away_is_asked_again(drains: Drains) -> None:
