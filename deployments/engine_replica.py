@@ -14,6 +14,7 @@ import asyncio
 import logging
 import secrets
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import ray
@@ -31,7 +32,7 @@ from deployments.node_folder import NodeFolder
 from deployments.private_dir import PrivateDir
 from deployments.replica_weights import Brought, ReplicaWeights
 from deployments.scrape_server import ScrapeServer
-from deployments.successors import has_successor
+from deployments.successors import SuccessorWatch, has_successor
 from engine.config import EngineSpec
 from engine.front import EngineFront
 from engine.model_card import Node
@@ -145,10 +146,12 @@ class EngineReplica:
         self._watcher.cancel()  # `drain` notices the loss of the engine itself
         try:
             context = serve.get_replica_context()
-            can_hand_over = await has_successor(context.app_name, context.deployment)
-            await self._front.drain(
-                hand_over_after_s=self._hand_over_after_s if can_hand_over else None
-            )
+            ask = partial(has_successor, context.app_name, context.deployment)
+            async with SuccessorWatch(ask) as successor:
+                await self._front.drain(
+                    hand_over_after_s=self._hand_over_after_s,
+                    has_replacement=lambda: successor.is_known,
+                )
         finally:
             await self._scrape_server.close()
             await self._front.close()

@@ -46,18 +46,20 @@ class Emptying:
         is_off: Callable[[], bool],
         settle_s: float = SETTLE_S,
         grace_s: float | None = None,
+        has_replacement: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Grant nothing more and wait until no request is here; whether that came to be before
         ``grace_s`` was over or ``is_off`` said so.
 
         With ``hand_over_after_s`` those that wait inside are handed over at once, as are those that
         come, and those that run then; None: all of them end here, as they do while nobody could go
-        on with them. Who comes after the last one is handed over in any case.
+        on with them, or ``has_replacement`` says no. Who comes after the last one is handed over in
+        any case.
         """
         now_s = asyncio.get_running_loop().time
         started_s = now_s()
         self._ledger.stop_granting()
-        is_told = hand_over_after_s is not None and self._can_hand_over()
+        is_told = hand_over_after_s is not None and self._can_hand_over() and has_replacement()
         if is_told:
             self._send(HandOver(only_waiting=True))
         while not is_off():
@@ -70,7 +72,7 @@ class Emptying:
             if grace_s is not None and passed_s > grace_s:
                 break
             is_due = hand_over_after_s is not None and passed_s >= hand_over_after_s
-            if is_due and self._can_hand_over():
+            if is_due and self._can_hand_over() and has_replacement():
                 hand_over_after_s, is_told = None, True
                 self._send(HandOver(only_waiting=False))
             await asyncio.sleep(_POLL_S)

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -214,14 +214,18 @@ class EngineFront:
         return self._metrics.render()
 
     async def drain(
-        self, grace_s: float | None = None, *, hand_over_after_s: float | None = None
+        self,
+        grace_s: float | None = None,
+        *,
+        hand_over_after_s: float | None = None,
+        has_replacement: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Grant nothing more and wait for the running requests, up to ``grace_s`` if given; whether
         all of them ended. One that sleeps leaves at once.
 
         With ``hand_over_after_s`` requests that wait inside end with ``MOVED`` at once, and those
-        that run after so long, as long as all gateways can go on with them elsewhere; those that
-        can't be moved are waited for.
+        that run after so long, as long as all gateways can go on with them elsewhere and
+        ``has_replacement`` says so, too; those that can't be moved are waited for.
         """
         self._is_draining = True
         self._rung.stop()
@@ -232,6 +236,7 @@ class EngineFront:
             is_off=lambda: self._failure is not None,
             settle_s=0.0 if is_asleep else SETTLE_S,
             grace_s=grace_s,
+            has_replacement=has_replacement,
         )
         if is_empty and not is_asleep:
             await self._emptying.store_kept()

@@ -223,6 +223,29 @@ def test_once_somebody_can_go_on_with_them_requests_are_handed_over() -> None:
     run_in_virtual_time(run())
 
 
+def test_requests_of_who_leaves_wait_for_the_one_in_its_place() -> None:
+    async def run() -> None:
+        bench = Bench()
+        bench.ask_credit()
+        bench.submit(50.0)
+        is_there = asyncio.Event()
+        leaving = asyncio.create_task(
+            bench.emptying.run(
+                hand_over_after_s=HAND_OVER_S,
+                is_off=lambda: False,
+                has_replacement=is_there.is_set,
+            )
+        )
+        await asyncio.sleep(HAND_OVER_S + 10)
+        assert (bench.num_moved, kinds(bench)) == (0, [])
+        is_there.set()
+        await asyncio.sleep(0.1)
+        assert bench.num_moved == 1
+        assert await leaving
+
+    run_in_virtual_time(run())
+
+
 def test_credits_that_are_out_are_waited_for_a_moment_and_can_still_be_used_later() -> None:
     async def run() -> None:
         bench = Bench()
