@@ -155,7 +155,8 @@ def test_a_drain_that_fails_is_tried_again_at_growing_distances(
     agent.check()
     agent.check()
     [(action, left_s)] = drains.calls
-    assert (action, left_s) == ("terminate", pytest.approx(117.9))
+    assert action == "terminate"
+    assert left_s == pytest.approx(117.9)
 
 
 def test_a_service_that_was_away_is_asked_again(drains: Drains) -> None:

@@ -6,7 +6,7 @@ What is mended, each because moto 5.2 lacks it or differs from EC2 and S3:
 - it denies whatever a bucket policy denies under a condition, as it ignores conditions;
 - tags of a launch template itself appear in the template's data;
 - it tells no descriptions of rules that name a security group;
-- interfaces of NAT gateways and of a group's instances, and a namespace's DNS zone, outlive them.
+- what NAT gateways, a group's instances and namespaces hold outlives them.
 
 Knows no module of ours.
 """
@@ -236,9 +236,12 @@ def _mended_delete_nat_gateway(backend: EC2Backend, nat_gateway_id: str) -> Any:
 
 def _mended_terminate(instance: Instance) -> Any:
     interfaces = [interface.id for interface in instance.nics.values()]
+    volumes = [device.volume_id for device in instance.block_device_mapping.values()]
     state = _terminate(instance)
     for interface in interfaces:
         instance.ec2_backend.enis.pop(interface, None)
+    for volume in volumes:
+        instance.ec2_backend.volumes.pop(volume, None)
     return state
 
 
