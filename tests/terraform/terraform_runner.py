@@ -27,9 +27,11 @@ _TIMEOUT_S = 300
 _MOCK_PROVIDER = """\
 provider "aws" {
   s3_use_path_style = true
-  max_retries       = 1
+  max_retries       = 2
 }
 """
+"""The mock may close a connection that was kept open: asked a second time, it answers. What it lacks
+fails as often as it is asked, 25 times by default."""
 
 
 class TerraformFailed(Exception):

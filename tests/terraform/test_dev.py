@@ -77,7 +77,7 @@ def test_a_worker_reads_weights_and_writes_deletes_and_ends_nothing(
 ) -> None:
     bucket = card_of(dev).weights_bucket
     key = "a-model/model.safetensors"
-    dev.aws.client("s3").put_object(Bucket=bucket, Key=key, Body=b"weights")
+    made = dev.aws.client("s3").put_object(Bucket=bucket, Key=key, Body=b"weights")
     instance = next(
         each["InstanceId"]
         for reservation in dev.aws.client("ec2").describe_instances()["Reservations"]
@@ -93,7 +93,7 @@ def test_a_worker_reads_weights_and_writes_deletes_and_ends_nothing(
             s3.delete_object(Bucket=bucket, Key=key)
         with pytest.raises(ClientError, match="AccessDenied"):
             ec2.terminate_instances(InstanceIds=[instance])
-    dev.aws.client("s3").delete_object(Bucket=bucket, Key=key)
+    dev.aws.client("s3").delete_object(Bucket=bucket, Key=key, VersionId=made["VersionId"])
 
 
 def test_while_another_holds_the_state_a_plan_says_who(dev: AppliedEnvironment) -> None:
