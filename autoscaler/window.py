@@ -59,6 +59,10 @@ class Totals:
     num_tpot_late: float = 0.0
 
 
+_LARGEST = 1e30
+"""A claim beyond it is nonsense, and more than a row's numbers hold."""
+
+
 class Window:
     """Owner of the ring."""
 
@@ -101,8 +105,8 @@ class Window:
             covered_s = demand.period_s
             self.known_s += min(covered_s, self._num_rows)
             for column, name in enumerate(_COLUMNS[:_NUM_RATES]):
-                row[column] = getattr(demand, name) / covered_s
-            row[_NUM_RATES] = demand.num_waiting
+                row[column] = min(getattr(demand, name) / covered_s, _LARGEST)
+            row[_NUM_RATES] = min(demand.num_waiting, _LARGEST)
         num_covered = max(1, min(second - previous, round(covered_s), self._num_rows))
         for back in range(1, num_covered):
             self._rows[(second - back) % self._num_rows] = row

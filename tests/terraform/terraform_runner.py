@@ -30,8 +30,8 @@ provider "aws" {
   max_retries       = 2
 }
 """
-"""The mock may close a connection that was kept open: asked a second time, it answers. What it lacks
-fails as often as it is asked, 25 times by default."""
+"""The mock may close a connection that was kept open: asked again, it answers. What it lacks fails
+as often as it is asked, 25 times by default."""
 
 
 class TerraformFailed(Exception):
