@@ -236,7 +236,12 @@ def _mended_delete_nat_gateway(backend: EC2Backend, nat_gateway_id: str) -> Any:
 
 def _mended_terminate(instance: Instance) -> Any:
     interfaces = [interface.id for interface in instance.nics.values()]
-    volumes = [device.volume_id for device in instance.block_device_mapping.values()]
+    # A template's root volume takes the place of the one that each instance gets.
+    volumes = [
+        volume.id
+        for volume in instance.ec2_backend.volumes.values()
+        if volume.attachment and volume.attachment.instance.id == instance.id
+    ]
     state = _terminate(instance)
     for interface in interfaces:
         instance.ec2_backend.enis.pop(interface, None)
